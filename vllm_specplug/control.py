@@ -1,0 +1,34 @@
+"""How many tokens to draft for each request this step.
+
+For now the limits alone decide: what the configuration, the step and the request allow, and what its length limits
+leave. A controller that adapts the draft length to what is accepted would stand here. Knows nothing of vLLM.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vllm_specplug.proposer import IntArray
+
+
+def max_drafts(
+    num_tokens: IntArray, max_total_tokens: IntArray, request_limits: IntArray, step_limit: int, may_draft: IntArray
+) -> tuple[IntArray, int]:
+    """Limits of this step, one for each request.
+
+    A round yields its accepted drafts and one token more, which is free; so a request that may still take r tokens
+    has use for r - 1 drafts. More would be verified for nothing and counted as drafted.
+
+    Args:
+        num_tokens: [num_reqs], tokens so far.
+        max_total_tokens: [num_reqs], where the request ends at the latest.
+        request_limits: [num_reqs], what each request allows.
+        step_limit: what the engine schedules in this step.
+        may_draft: [num_reqs], 0 or 1; 0 while a prompt is still being read.
+    Returns:
+        [num_reqs] int32, and how many requests got 0 only because their length limit is near.
+    """
+    wanted = np.minimum(request_limits, step_limit) * may_draft
+    room = np.maximum(max_total_tokens - num_tokens - 1, 0)
+    limits = np.minimum(wanted, room).astype(np.int32)
+    return limits, int(((wanted > 0) & (room == 0)).sum())

@@ -1,0 +1,164 @@
+"""`specplug doctor`: can this environment serve our proposers, and if not, why not?
+
+Prints what the bridge found: vLLM's version and runner, each hook point, the CPU sampling kernels, the proposers
+installed, and the things that silently keep a plugin from being loaded. Exit code 1 when something is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points, packages_distributions
+from typing import Literal, TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vllm_specplug import registry
+from vllm_specplug.bridge import contract, sampling
+from vllm_specplug.errors import SpecplugError
+
+Status: TypeAlias = Literal["ok", "note", "missing"]
+_STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
+
+#: Top-level packages of our wheel, which another distribution might own too.
+_OUR_PACKAGES = ("vllm_specplug", "proposers", "deploy")
+_OUR_DISTRIBUTION = "vllm-specplug"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the examination."""
+
+    what: str
+    status: Status
+    detail: str
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, in the order a reader wants them."""
+    yield from _version()
+    yield from _plugin_loading()
+    yield from _package_names()
+    if contract.installed_version() is not None:
+        yield from _hook_points()
+        yield _runner()
+        yield _sampling()
+    yield from _proposers()
+
+
+def main(as_json: bool = False) -> int:
+    """Print the findings; 1 if something is missing, else 0."""
+    findings = list(examine())
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        _print(findings)
+    return 1 if any(finding.status == "missing" for finding in findings) else 0
+
+
+def _print(findings: Iterable[Finding]) -> None:
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("what", "status", "detail"):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        table.add_row(finding.what, Text(finding.status, _STYLES[finding.status]), finding.detail)
+    Console().print(table)
+
+
+def _version() -> Iterator[Finding]:
+    version = contract.installed_version()
+    if version in contract.TESTED_VERSIONS:
+        yield Finding("vLLM", "ok", f"{version}, tested")
+        return
+    allowed = version is not None and os.environ.get(contract.ANY_VERSION_VARIABLE) == "1"
+    yield Finding("vLLM", "note" if allowed else "missing", next(contract.problems()))
+
+
+def _plugin_loading() -> Iterator[Finding]:
+    points = [point for point in entry_points(group="vllm.general_plugins") if point.name == "specplug"]
+    if not points:
+        yield Finding(
+            "plugin",
+            "missing",
+            "vLLM will not find us: no entry point 'specplug' in group vllm.general_plugins; "
+            "install vllm-specplug into this environment",
+        )
+        return
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "specplug" not in allowed.split(","):
+        yield Finding(
+            "plugin",
+            "missing",
+            f"VLLM_PLUGINS={allowed!r} leaves us out, so vLLM does not load us; add 'specplug' or unset it",
+        )
+        return
+    yield Finding("plugin", "ok", f"loaded by vLLM in every process ({points[0].value})")
+
+
+def _package_names() -> Iterator[Finding]:
+    owners = packages_distributions()
+    for package in _OUR_PACKAGES:
+        others = sorted({owner for owner in owners.get(package, ()) if owner.lower() != _OUR_DISTRIBUTION})
+        if others:
+            yield Finding(
+                f"package {package}",
+                "missing",
+                f"{', '.join(others)} installs a package of the same name, so imports may find the wrong one; "
+                "uninstall it or use an environment of its own",
+            )
+
+
+def _hook_points() -> Iterator[Finding]:
+    for point in contract.HOOK_POINTS:
+        problem = point.problem()
+        name = point.path.partition(":")[2]
+        if problem is None:
+            yield Finding(name, "ok", point.why)
+        else:
+            yield Finding(name, "missing", f"{problem} ({point.why})")
+
+
+def _runner() -> Finding:
+    forced = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
+    if forced is not None and forced.strip().lower() in ("1", "true"):
+        return Finding(
+            "model runner",
+            "missing",
+            f"VLLM_USE_V2_MODEL_RUNNER={forced} forces V2, on which our proposers do not run yet; unset it",
+        )
+    return Finding("model runner", "ok", "V1")
+
+
+def _sampling() -> Finding:
+    device, state = sampling.probe_installed()
+    what = f"sampling on {device}"
+    if state.is_right:
+        return Finding(what, "ok", "the installed rejection sampler is right, nothing is replaced")
+    for_all = sampling.mend_all_asked_for()
+    scope = "all speculative methods" if for_all else "specplug: methods"
+    more = "" if for_all else f"; {sampling.MEND_ALL_VARIABLE}=1 mends vLLM's own methods too"
+    return Finding(what, "note", f"wrong in this vLLM: {state}; mended at start-up for {scope}{more}")
+
+
+def _proposers() -> Iterator[Finding]:
+    try:
+        installed = registry.installed()
+    except SpecplugError as error:
+        yield Finding("proposers", "missing", str(error))
+        return
+    for entry in installed.values():
+        try:
+            entry.load()
+        except SpecplugError as error:
+            yield Finding(f"proposer {entry.name}", "missing", str(error))
+        else:
+            yield Finding(f"proposer {entry.name}", "ok", f"{entry.target} of {entry.distribution}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""Between a proposer and the engine: whatever comes back, the engine only sees drafts it can verify.
+
+Cuts what is malformed, counts what it cut, and turns an exception into a step without drafts. The rule that keeps
+sampling exact is kept here: where a token was cut by its *value*, the rest of that request's drafts goes over without
+probabilities (as one-hot), since whether a token is kept must not depend on the value drawn. Knows nothing of vLLM.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vllm_specplug.errors import ProposerError, ShapeError
+from vllm_specplug.metrics import Counts
+from vllm_specplug.proposer import DraftBatch, Drafts, EngineInfo, Proposer
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+#: So many exceptions in a row switch a proposer off: it is broken, not unlucky.
+MAX_FAILURES_IN_A_ROW = 5
+
+_PROBS_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Drafts the engine can verify."""
+
+    token_ids: list[list[int]]
+    """One list per request, none longer than its max_drafts, all ids inside the vocabulary."""
+    probs: torch.Tensor | None
+    """[num_reqs, width, vocab_size] float32: the distribution each token was drawn from, one-hot where that is
+    unknown; None when it is unknown for all."""
+
+
+class Guard:
+    """One proposer, made safe to call."""
+
+    def __init__(self, name: str, proposer: Proposer, engine: EngineInfo, counts: Counts) -> None:
+        self.proposer = proposer
+        self.counts = counts
+        self.off = False
+        self._name = name
+        self._engine = engine
+        self._failures_in_a_row = 0
+        self._said: set[str] = set()
+
+    def propose(self, batch: DraftBatch, without_probs: Collection[int] = ()) -> Checked:
+        """Ask the proposer, unless it is switched off, and check what it says.
+
+        Args:
+            batch: the step.
+            without_probs: rows whose drafts must go over as one-hot, whatever the proposer says.
+        """
+        nothing = Checked([[] for _ in batch.req_ids], None)
+        if self.off:
+            return nothing
+        self.counts.add("steps")
+        try:
+            drafts = self.proposer.propose(batch)
+            checked = self._check(drafts, batch, without_probs)
+        except ShapeError as error:
+            self.counts.add("dropped_bad_rows")
+            self._failed(error)
+            return nothing
+        except Exception as error:  # a drafter may crash in any way; the request goes on
+            self.counts.add("failures")
+            self._failed(error)
+            return nothing
+        self._failures_in_a_row = 0
+        self.counts.add("draft_tokens", sum(map(len, checked.token_ids)))
+        return checked
+
+    def forget(self, req_ids: Collection[str]) -> None:
+        """Tell the proposer, which may fail at that too."""
+        try:
+            self.proposer.forget(req_ids)
+        except Exception as error:
+            self.counts.add("failures")
+            self._failed(error)
+
+    def _check(self, drafts: Drafts, batch: DraftBatch, without_probs: Collection[int]) -> Checked:
+        token_ids, num_drafts = self._arrays(drafts, batch)
+        width = token_ids.shape[1]
+        column = np.arange(width)
+        kept = np.minimum(num_drafts, batch.max_drafts)
+        if (num_drafts > kept).any():
+            row = int(np.argmax(num_drafts > kept))
+            self.counts.add("dropped_too_many", int((num_drafts - kept).sum()))
+            self._say_once(
+                "too_many",
+                f"returned {num_drafts[row]} tokens for request {batch.req_ids[row]}, at most "
+                f"{batch.max_drafts[row]} were asked for; the last {num_drafts[row] - kept[row]} were dropped",
+            )
+        bad = (column < kept[:, None]) & ((token_ids < 0) | (token_ids >= self._engine.vocab_size))
+        cut_by_value: Collection[int] = ()
+        if bad.any():
+            first_bad = np.where(bad.any(axis=1), bad.argmax(axis=1), kept)
+            row = int(np.argmax(bad.any(axis=1)))
+            self.counts.add("dropped_bad_id", int((kept - first_bad).sum()))
+            self._say_once(
+                "bad_id",
+                f"returned token {token_ids[row, first_bad[row]]} for request {batch.req_ids[row]}, expected 0 to "
+                f"{self._engine.vocab_size - 1}; drafts were dropped from there on",
+            )
+            cut_by_value = {int(row) for row in np.flatnonzero(bad.any(axis=1))}
+            kept = first_bad
+        rows = [row[:count] for row, count in zip(token_ids.tolist(), kept.tolist(), strict=True)]
+        probs = self._probs(drafts.probs, rows, {*without_probs, *cut_by_value}, (batch.num_reqs, width))
+        return Checked(rows, probs)
+
+    def _arrays(self, drafts: Drafts, batch: DraftBatch) -> tuple[np.ndarray, np.ndarray]:
+        if not isinstance(drafts, Drafts):
+            raise ShapeError(f"returned {type(drafts).__name__}, expected vllm_specplug.Drafts")
+        token_ids, num_drafts = np.asarray(drafts.token_ids), np.asarray(drafts.num_drafts)
+        if token_ids.ndim != 2 or len(token_ids) != batch.num_reqs or token_ids.dtype.kind not in "iu":
+            raise ShapeError(
+                f"returned token_ids of shape {token_ids.shape} and type {token_ids.dtype}, expected whole numbers of "
+                f"shape [{batch.num_reqs}, width]"
+            )
+        if num_drafts.shape != (batch.num_reqs,) or num_drafts.dtype.kind not in "iu":
+            raise ShapeError(
+                f"returned num_drafts of shape {num_drafts.shape} and type {num_drafts.dtype}, expected whole numbers "
+                f"of shape [{batch.num_reqs}]"
+            )
+        return token_ids, np.clip(num_drafts, 0, token_ids.shape[1])
+
+    def _probs(
+        self, probs: torch.Tensor | None, rows: Sequence[Sequence[int]], one_hot: set[int], shape: tuple[int, int]
+    ) -> torch.Tensor | None:
+        drafted = [row for row, tokens in enumerate(rows) if tokens]
+        if probs is None or not set(drafted) - one_hot:
+            return None
+        wanted = (*shape, self._engine.vocab_size)
+        import torch
+
+        if not isinstance(probs, torch.Tensor) or tuple(probs.shape) != wanted or not probs.is_floating_point():
+            described = tuple(probs.shape) if isinstance(probs, torch.Tensor) else type(probs).__name__
+            return self._drop_probs(f"returned probabilities {described}, expected floats of shape {list(wanted)}")
+        probs = probs.to(device=self._engine.device, dtype=torch.float32, copy=bool(one_hot))
+        at = torch.tensor(
+            [(row, column) for row in drafted for column in range(len(rows[row]))], device=probs.device
+        ).T.unbind()
+        tokens = torch.tensor([token for row in drafted for token in rows[row]], device=probs.device)
+        for row in one_hot:
+            probs[row] = 0
+            for column, token in enumerate(rows[row]):
+                probs[row, column, token] = 1
+        given = probs[at]
+        # One look at the device: a row that is no distribution would cost exactness, not only speed.
+        sums_to_one = (given.sum(-1) - 1).abs() <= _PROBS_TOLERANCE
+        drawn = given.gather(1, tokens[:, None]) > 0
+        if not bool((sums_to_one & (given >= 0).all(-1) & drawn[:, 0]).all()):
+            return self._drop_probs(
+                "returned probabilities that are negative, do not sum to 1, or are 0 for the token drawn"
+            )
+        return probs.contiguous()
+
+    def _drop_probs(self, what: str) -> None:
+        self.counts.add("dropped_bad_probs")
+        self._say_once("bad_probs", f"{what}; the drafts go over without probabilities")
+
+    def _failed(self, error: Exception) -> None:
+        self._failures_in_a_row += 1
+        kind = f"{type(error).__name__}: {error}"
+        if kind not in self._said and len(self._said) < 20:
+            self._said.add(kind)
+            trace = None if isinstance(error, ProposerError) else error
+            logger.error(
+                "proposer %r failed, nothing was drafted in this step (counted in specplug_%s): %s",
+                self._name,
+                "drafts_dropped_total" if isinstance(error, ShapeError) else "proposer_failures_total",
+                kind,
+                exc_info=trace,
+            )
+        if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW and not self.off:
+            self.off = True
+            self.counts.add("off")
+            logger.error(
+                "proposer %r failed %d times in a row and is switched off: this engine goes on without speculation. "
+                "Fix the proposer and restart",
+                self._name,
+                self._failures_in_a_row,
+            )
+
+    def _say_once(self, reason: str, what: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            logger.warning(
+                "proposer %r %s (counted in specplug_drafts_dropped_total, said once)", self._name, what
+            )

@@ -1,0 +1,81 @@
+"""`specplug list`: the proposers found, where from, what they can do and which options they take."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from vllm_specplug import registry
+from vllm_specplug.errors import ConfigError
+from vllm_specplug.proposer import ProposerOptions
+
+
+def rows() -> list[dict[str, Any]]:
+    """One dict per installed proposer; `error` instead of capabilities where it cannot be imported."""
+    found: list[dict[str, Any]] = []
+    for entry in registry.installed().values():
+        row: dict[str, Any] = {"name": entry.name, "target": entry.target, "from": entry.distribution}
+        try:
+            proposer = entry.load()
+        except ConfigError as error:
+            row["error"] = str(error)
+        else:
+            capabilities = proposer.capabilities
+            row |= {
+                "summary": (proposer.__doc__ or "").strip().partition("\n")[0],
+                "reads": "hidden states" if capabilities.reads_hidden_states else "tokens",
+                "gives_probs": capabilities.gives_probs,
+                "runners": sorted(capabilities.runners),
+                "options": _options(proposer.Options),
+            }
+        found.append(row)
+    return found
+
+
+def main(as_json: bool = False) -> int:
+    """Print the proposers; 1 if one of them cannot be imported, else 0."""
+    found = rows()
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        _print(found)
+    return 1 if any("error" in row for row in found) else 0
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("proposer", "reads", "hands over q", "runners", "options", "from"):
+        table.add_column(heading, overflow="fold")
+    for row in found:
+        if "error" in row:
+            table.add_row(row["name"], "", "", "", f"[red]{row['error']}[/red]", row["from"])
+            continue
+        options = "\n".join(
+            f"{name}: {about['type']}" + (f" = {about['default']}" if "default" in about else " (required)")
+            for name, about in row["options"].items()
+        )
+        table.add_row(
+            row["name"],
+            row["reads"],
+            "yes" if row["gives_probs"] else "no",
+            ", ".join(row["runners"]),
+            options or "none",
+            f"{row['from']}\n{row['target']}",
+        )
+    Console().print(table)
+
+
+def _options(options: type[ProposerOptions]) -> dict[str, dict[str, Any]]:
+    described: dict[str, dict[str, Any]] = {}
+    for name, field in options.model_fields.items():
+        annotation = field.annotation
+        about: dict[str, Any] = {"type": annotation.__name__ if isinstance(annotation, type) else str(annotation)}
+        if not field.is_required():
+            about["default"] = field.get_default(call_default_factory=True)
+        if field.description:
+            about["description"] = field.description
+        described[name] = about
+    return described
