@@ -54,7 +54,7 @@ def _to_stderr(line: str) -> None:
 def demo_model_path(progress: Progress = _to_stderr) -> Path:
     """Directory of the demo model: bfloat16 safetensors, tokenizer, chat template, provenance.json.
 
-    The first call takes about 20 s, later ones hash what is there (0.3 s) and build it again when it is damaged. Safe
+    The first call takes 20 to 40 s, later ones hash what is there (0.3 s) and build it again when it is damaged. Safe
     to call from several processes at once: one builds, the others wait.
 
     Args:
@@ -147,7 +147,7 @@ def _convert(source: Path, directory: Path, progress: Progress) -> None:
     command = [sys.executable, "-m", "vllm_specplug.demo_model", str(source), str(directory)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     started = time.monotonic()
-    progress("dequantising to bfloat16, about 20 s, once")
+    progress("dequantising to bfloat16: 20 to 40 s, once")
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as child:
@@ -188,6 +188,8 @@ def _dequantise(source: Path, directory: Path) -> None:
 
 def _provenance(directory: Path) -> dict[str, Any]:
     """What the files in `directory` are, what made them, and the size and hash of each."""
+    from vllm_specplug import __version__
+
     return {
         "schema": _SCHEMA,
         "name": NAME,
@@ -200,20 +202,16 @@ def _provenance(directory: Path) -> dict[str, Any]:
             "file": _GGUF,
             "sha256": _GGUF_SHA256,
         },
-        "made_with": {name: _version(name) for name in ("vllm-specplug", "transformers", "gguf", "torch")},
+        "made_with": {
+            "vllm-specplug": __version__,
+            **{name: importlib.metadata.version(name) for name in ("transformers", "gguf", "torch")},
+        },
         "files": {
             path.name: {"size": path.stat().st_size, "sha256": _sha256(path)}
             for path in sorted(directory.iterdir())
             if path.name != _PROVENANCE
         },
     }
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _sha256(path: Path) -> str:

