@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     out = Path(args.out)
     html = Path(args.html) if args.html else out.with_suffix(".html")
     settings = run.CompareSettings(max_tokens=args.max_tokens, max_model_len=2048, num_passes=args.passes)
-    report = run.run_and_report(
+    run.run_and_show(
         str(model),
         [Arm("prompt_lookup", PROMPT_LOOKUP)],
         load_workload(None, None, args.limit),
@@ -51,6 +51,5 @@ def main(args: argparse.Namespace) -> int:
         html=html,
         as_json=args.json,
     )
-    del report
     print(f"\nreport: {out} and {html}", file=messages)
     return 0

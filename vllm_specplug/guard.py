@@ -1,8 +1,9 @@
 """Between a proposer and the engine: whatever comes back, the engine only sees drafts it can verify.
 
 Cuts what is malformed, counts what it cut, and turns an exception into a step without drafts. The rule that keeps
-sampling exact is kept here: where a token was cut by its *value*, the rest of that request's drafts goes over without
-probabilities (as one-hot), since whether a token is kept must not depend on the value drawn. Knows nothing of vLLM.
+sampling exact is kept here: how a draft is judged, by its q or as one-hot, must not depend on the value drawn, nor on
+a later one, which may depend on it. So a token that has to go takes the later ones with it and leaves the earlier ones
+as they were; and from the first token with a false q on, a request's drafts go over as one-hot. Knows nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -100,7 +101,6 @@ class Guard:
                 f"{batch.max_drafts[row]} were asked for; the last {num_drafts[row] - kept[row]} were dropped",
             )
         bad = (column < kept[:, None]) & ((token_ids < 0) | (token_ids >= self._engine.vocab_size))
-        cut_by_value: Collection[int] = ()
         if bad.any():
             first_bad = np.where(bad.any(axis=1), bad.argmax(axis=1), kept)
             row = int(np.argmax(bad.any(axis=1)))
@@ -110,10 +110,9 @@ class Guard:
                 f"returned token {token_ids[row, first_bad[row]]} for request {batch.req_ids[row]}, expected 0 to "
                 f"{self._engine.vocab_size - 1}; drafts were dropped from there on",
             )
-            cut_by_value = {int(row) for row in np.flatnonzero(bad.any(axis=1))}
             kept = first_bad
         rows = [row[:count] for row, count in zip(token_ids.tolist(), kept.tolist(), strict=True)]
-        probs = self._probs(drafts.probs, rows, {*without_probs, *cut_by_value}, (batch.num_reqs, width))
+        probs = self._probs(drafts.probs, rows, without_probs, (batch.num_reqs, width))
         return Checked(rows, probs)
 
     def _arrays(self, drafts: Drafts, batch: DraftBatch) -> tuple[np.ndarray, np.ndarray]:
@@ -133,39 +132,49 @@ class Guard:
         return token_ids, np.clip(num_drafts, 0, token_ids.shape[1])
 
     def _probs(
-        self, probs: torch.Tensor | None, rows: Sequence[Sequence[int]], one_hot: set[int], shape: tuple[int, int]
+        self,
+        probs: torch.Tensor | None,
+        rows: Sequence[Sequence[int]],
+        without_probs: Collection[int],
+        shape: tuple[int, int],
     ) -> torch.Tensor | None:
-        drafted = [row for row, tokens in enumerate(rows) if tokens]
-        if probs is None or not set(drafted) - one_hot:
+        places = [(row, column) for row, tokens in enumerate(rows) for column in range(len(tokens))]
+        one_hot_from = dict.fromkeys(without_probs, 0)  # row -> first column whose distribution is unknown
+        drafted = {row for row, _ in places}
+        if probs is None or drafted <= set(without_probs):
             return None
         wanted = (*shape, self._engine.vocab_size)
         import torch
 
         if not isinstance(probs, torch.Tensor) or tuple(probs.shape) != wanted or not probs.is_floating_point():
             described = tuple(probs.shape) if isinstance(probs, torch.Tensor) else type(probs).__name__
-            return self._drop_probs(f"returned probabilities {described}, expected floats of shape {list(wanted)}")
-        probs = probs.to(device=self._engine.device, dtype=torch.float32, copy=bool(one_hot))
-        at = torch.tensor(
-            [(row, column) for row in drafted for column in range(len(rows[row]))], device=probs.device
-        ).T.unbind()
-        tokens = torch.tensor([token for row in drafted for token in rows[row]], device=probs.device)
-        for row in one_hot:
-            probs[row] = 0
-            for column, token in enumerate(rows[row]):
-                probs[row, column, token] = 1
-        given = probs[at]
+            self._bad_probs(f"returned probabilities {described}, expected floats of shape {list(wanted)}")
+            return None
+        probs = probs.to(device=self._engine.device, dtype=torch.float32)
+        given = probs[torch.tensor(places, device=probs.device).T.unbind()]
+        tokens = torch.tensor([token for tokens in rows for token in tokens], device=probs.device)
         # One look at the device: a row that is no distribution would cost exactness, not only speed.
         sums_to_one = (given.sum(-1) - 1).abs() <= _PROBS_TOLERANCE
         drawn = given.gather(1, tokens[:, None]) > 0
-        if not bool((sums_to_one & (given >= 0).all(-1) & drawn[:, 0]).all()):
-            return self._drop_probs(
-                "returned probabilities that are negative, do not sum to 1, or are 0 for the token drawn"
-            )
+        fine = sums_to_one & (given >= 0).all(-1) & drawn[:, 0]
+        if not bool(fine.all()):
+            self._bad_probs("returned probabilities that are negative, do not sum to 1, or are 0 for the token drawn")
+            for (row, column), is_fine in zip(places, fine.tolist(), strict=True):
+                if not is_fine:
+                    one_hot_from[row] = min(one_hot_from.get(row, column), column)
+        if all(one_hot_from.get(row) == 0 for row in drafted):
+            return None
+        if one_hot_from:
+            probs = probs.clone()  # the proposer's own
+            for row, first in one_hot_from.items():
+                probs[row, first:] = 0
+                for column, token in enumerate(rows[row][first:], first):
+                    probs[row, column, token] = 1
         return probs.contiguous()
 
-    def _drop_probs(self, what: str) -> None:
+    def _bad_probs(self, what: str) -> None:
         self.counts.add("dropped_bad_probs")
-        self._say_once("bad_probs", f"{what}; the drafts go over without probabilities")
+        self._say_once("bad_probs", f"{what}; from there on, a request's drafts go over without probabilities")
 
     def _failed(self, error: Exception) -> None:
         self._failures_in_a_row += 1
@@ -193,6 +202,4 @@ class Guard:
     def _say_once(self, reason: str, what: str) -> None:
         if reason not in self._said:
             self._said.add(reason)
-            logger.warning(
-                "proposer %r %s (counted in specplug_drafts_dropped_total, said once)", self._name, what
-            )
+            logger.warning("proposer %r %s (counted in specplug_drafts_dropped_total, said once)", self._name, what)

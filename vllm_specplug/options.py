@@ -103,7 +103,7 @@ def _check_num_speculative_tokens(name: str, value: object) -> int:
     expected = f"expected a whole number from 1 to {MAX_NUM_SPECULATIVE_TOKENS}"
     if value is None:
         raise OptionsError(
-            f"proposer {name!r}: num_speculative_tokens is missing; {expected}, e.g. \"num_speculative_tokens\": 8"
+            f'proposer {name!r}: num_speculative_tokens is missing; {expected}, e.g. "num_speculative_tokens": 8'
         )
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_NUM_SPECULATIVE_TOKENS:
         raise OptionsError(

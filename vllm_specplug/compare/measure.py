@@ -1,0 +1,163 @@
+"""Who runs when, and what is written down of it. Knows the protocol of `worker`, computes no statistics.
+
+All engines are alive, one works at a time. For each block of prompts the arms run in order and then in reverse order
+(A B B A), so that a drift of the machine, linear over a block, falls on all arms alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vllm_specplug.compare.workload import Prompt
+
+MAX_WARM_UP_ROUNDS = 6
+SETTLED = 0.9
+"""Warm-up ends when a round takes more than this share of the fastest one before it."""
+
+
+class Engine(Protocol):
+    """What is needed of `engine.EngineProcess`; tests bring their own."""
+
+    def request(self, op: str, **args: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """vLLM's own counters of speculation, before it trims at a stop."""
+
+    num_drafts: int
+    """Draft rounds: request steps that held drafts."""
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_per_position: tuple[int, ...]
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        pairs = zip(self.accepted_per_position, other.accepted_per_position, strict=True)
+        return DraftCounts(
+            self.num_drafts + other.num_drafts,
+            self.num_draft_tokens + other.num_draft_tokens,
+            self.num_accepted_tokens + other.num_accepted_tokens,
+            tuple(ours + theirs for ours, theirs in pairs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request of one arm."""
+
+    prompt_id: str
+    pass_index: int
+    token_ids: tuple[int, ...]
+    """Output as the user gets it: trimmed at a stop, which it includes."""
+    num_forwards: int
+    """Steps of the target that gave tokens of this request, the one that read the prompt included."""
+    ttft_s: float
+    """From handing in the prompt to the end of the step that gave the first token."""
+    e2e_s: float
+    finish_reason: str | None
+
+    @property
+    def num_emitted_accepted_tokens(self) -> int:
+        """Accepted drafts that reached the output: each step gives one token of the target's own."""
+        return len(self.token_ids) - self.num_forwards
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time of an output token after the first; None for answers of one token."""
+        return (self.e2e_s - self.ttft_s) / (len(self.token_ids) - 1) if len(self.token_ids) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Prompts of one category sent at once to one arm, in one pass."""
+
+    category: str
+    pass_index: int
+    seconds: float
+    """From handing in the first prompt to the end of the last answer."""
+    answers: tuple[Answer, ...]
+    drafts: DraftCounts | None
+    """None: the arm does not speculate."""
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total); done and total count blocks over all arms and passes."""
+
+
+def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> int:
+    """Answer the shortest and the longest prompt again and again until it takes no less time; results are thrown away.
+
+    Returns:
+        Rounds taken, 2 to MAX_WARM_UP_ROUNDS.
+    """
+    ordered = sorted(prompts, key=len)
+    fastest, rounds = float("inf"), 0
+    while rounds < MAX_WARM_UP_ROUNDS:
+        rounds += 1
+        seconds = sum(
+            engine.request("generate", prompts=[prompt], max_tokens=max_tokens)["seconds"]
+            for prompt in (ordered[0], ordered[-1])
+        )
+        if seconds > SETTLED * fastest:
+            break
+        fastest = seconds
+    return rounds
+
+
+def measure(
+    engines: Mapping[str, Engine],
+    blocks: Sequence[Sequence[Prompt]],
+    token_ids: Mapping[str, Sequence[int]],
+    max_tokens: int,
+    num_passes: int,
+    progress: Progress,
+) -> dict[str, list[Block]]:
+    """Run every block on every arm, `num_passes` times, the order of the arms turning round each time.
+
+    Args:
+        engines: by arm name, in order.
+        token_ids: by prompt id.
+    Returns:
+        By arm name, in the order they ran.
+    """
+    results: dict[str, list[Block]] = {name: [] for name in engines}
+    done, total = 0, len(blocks) * num_passes * len(engines)
+    for prompts in blocks:
+        for pass_index in range(num_passes):
+            names = list(engines)
+            for name in names if pass_index % 2 == 0 else reversed(names):
+                progress(f"{name} · {prompts[0].category}", done, total)
+                raw = engines[name].request(
+                    "generate", prompts=[list(token_ids[prompt.id]) for prompt in prompts], max_tokens=max_tokens
+                )
+                results[name].append(_block(raw, prompts, pass_index))
+                done += 1
+    progress("done", done, total)
+    return results
+
+
+def _block(raw: Mapping[str, Any], prompts: Sequence[Prompt], pass_index: int) -> Block:
+    answers = tuple(
+        Answer(
+            prompt.id,
+            pass_index,
+            tuple(output["token_ids"]),
+            output["num_forwards"],
+            output["ttft_s"],
+            output["e2e_s"],
+            output["finish_reason"],
+        )
+        for prompt, output in zip(prompts, raw["outputs"], strict=True)
+    )
+    counts = raw["counts"]
+    drafts = None
+    if counts is not None:
+        drafts = DraftCounts(
+            counts["num_drafts"],
+            counts["num_draft_tokens"],
+            counts["num_accepted_tokens"],
+            tuple(counts["accepted_per_position"]),
+        )
+    return Block(prompts[0].category, pass_index, raw["seconds"], answers, drafts)

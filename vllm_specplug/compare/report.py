@@ -1,0 +1,185 @@
+"""Puts a report together: the object of `report_format` from what was measured. Measures and prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vllm_specplug.compare import lossless, statistics
+from vllm_specplug.compare.arms import Arm
+from vllm_specplug.compare.lossless import Difference
+from vllm_specplug.compare.measure import Block
+from vllm_specplug.compare.report_format import SCHEMA
+from vllm_specplug.compare.statistics import PromptSpeed
+from vllm_specplug.compare.workload import Workload
+
+METRIC = "output_tokens_per_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All an experiment found out."""
+
+    model: str
+    dtype: str
+    arms: Sequence[Arm]
+    baseline: str
+    workload: Workload
+    blocks: Mapping[str, Sequence[Block]]
+    """By arm."""
+    differences: Mapping[str, Sequence[Difference]]
+    """By arm other than the baseline, judged."""
+    num_prompt_tokens: Mapping[str, int]
+    """By prompt id."""
+    settings: Mapping[str, Any]
+    """As JSON; needs seed, margin and near_tie_tolerance."""
+    provenance: Mapping[str, Any]
+
+
+def build_report(measured: Measured) -> dict[str, Any]:
+    """The whole report, valid by `report_format.validate`."""
+    arms, baseline = measured.arms, measured.baseline
+    others = [arm.name for arm in arms if arm.name != baseline]
+    answers = {arm.name: lossless.first_answers(measured.blocks[arm.name]) for arm in arms}
+    looping = {
+        name: {prompt_id for prompt_id, answer in found.items() if statistics.loops(answer.token_ids)}
+        for name, found in answers.items()
+    }
+    results = {arm.name: _results(measured.blocks[arm.name], measured.workload.categories) for arm in arms}
+    comparisons = [_comparison(measured, name, looping[baseline]) for name in others]
+    return {
+        "schema": SCHEMA,
+        "provenance": dict(measured.provenance),
+        "target": measured.model,
+        "dtype": measured.dtype,
+        "settings": dict(measured.settings),
+        "workload": {
+            "name": measured.workload.name,
+            "sha256": measured.workload.sha256,
+            "prompts": len(measured.workload.prompts),
+            "categories": list(measured.workload.categories),
+        },
+        "arms": [asdict(arm) for arm in arms],
+        "baseline": baseline,
+        "results": results,
+        "comparisons": comparisons,
+        "lossless": {name: _lossless(measured, name) for name in others},
+        "loops": {arm.name: {"prompts": len(answers[arm.name]), "looping": len(looping[arm.name])} for arm in arms},
+        "repeats": {arm.name: _repeats(measured.blocks[arm.name]) for arm in arms},
+        "theory": {
+            comparison["arm"]: {
+                "acceptance_rate": results[comparison["arm"]]["overall"]["acceptance_rate"],
+                "draft_cost_ratio": None,
+                "verify_cost_ratio": None,
+                "predicted_speedup": None,
+                "measured_speedup": comparison["ratio"],
+            }
+            for comparison in comparisons
+        },
+        "prompts": _prompt_rows(measured),
+    }
+
+
+def _results(blocks: Sequence[Block], categories: Sequence[str]) -> dict[str, Any]:
+    return {
+        "overall": statistics.summarise(blocks),
+        "categories": {
+            category: statistics.summarise([block for block in blocks if block.category == category])
+            for category in categories
+        },
+    }
+
+
+def _comparison(measured: Measured, name: str, looping: Collection[str]) -> dict[str, Any]:
+    arm = statistics.prompt_speeds(measured.blocks[name])
+    baseline = statistics.prompt_speeds(measured.blocks[measured.baseline])
+    seed, margin = measured.settings["seed"], measured.settings["margin"]
+
+    def ratio(prompt_ids: Collection[str]) -> dict[str, Any] | None:
+        if not prompt_ids:
+            return None
+        chosen: dict[str, PromptSpeed] = {key: speed for key, speed in baseline.items() if key in prompt_ids}
+        found = statistics.compare(arm, chosen, seed)
+        return {
+            "prompts": len(chosen),
+            "ratio": found.ratio,
+            "ci95": None if found.ci95 is None else list(found.ci95),
+            "resampled": found.resampled,
+            "verdict": statistics.verdict(found.ci95, margin),
+        }
+
+    overall = ratio(baseline.keys())
+    assert overall is not None
+    return {
+        "arm": name,
+        "against": measured.baseline,
+        "metric": METRIC,
+        **overall,
+        "margin": margin,
+        "categories": {
+            category: ratio({key for key, speed in baseline.items() if speed.category == category})
+            for category in measured.workload.categories
+        },
+        "looping": ratio(set(looping)),
+        "not_looping": ratio(baseline.keys() - set(looping)),
+    }
+
+
+def _lossless(measured: Measured, name: str) -> dict[str, Any]:
+    differences = measured.differences[name]
+    return {
+        **lossless.tally(len(measured.workload.prompts), differences),
+        "tolerance": measured.settings["near_tie_tolerance"],
+        "differences": [asdict(difference) for difference in differences],
+    }
+
+
+def _repeats(blocks: Sequence[Block]) -> dict[str, Any]:
+    """How much an arm differs from itself between its first and last pass: the noise of the experiment."""
+    last = max(block.pass_index for block in blocks)
+    speeds = [
+        statistics.overall_speed(statistics.prompt_speeds([block for block in blocks if block.pass_index == index]))
+        for index in (0, last)
+    ]
+    return {
+        "last_pass_over_first": speeds[1] / speeds[0] if last > 0 else None,
+        "prompts_answered_differently": lossless.num_unstable(blocks),
+    }
+
+
+def _prompt_rows(measured: Measured) -> list[dict[str, Any]]:
+    """One row per prompt: all that is needed to compute the rest again. Equal answers are written once."""
+    rows: dict[str, dict[str, Any]] = {
+        prompt.id: {
+            "id": prompt.id,
+            "category": prompt.category,
+            "prompt_tokens": measured.num_prompt_tokens[prompt.id],
+            "output_token_ids": [],
+            "arms": {arm.name: [] for arm in measured.arms},
+        }
+        for prompt in measured.workload.prompts
+    }
+    reference = lossless.first_answers(measured.blocks[measured.baseline])
+    for prompt_id, row in rows.items():
+        row["output_token_ids"] = list(reference[prompt_id].token_ids)
+        row["repeated_4gram_share"] = statistics.repeated_share(reference[prompt_id].token_ids)
+    for name, blocks in measured.blocks.items():
+        for block in blocks:
+            counts = asdict(block.drafts) if block.drafts is not None and len(block.answers) == 1 else None
+            for answer in block.answers:
+                same = answer.token_ids == reference[answer.prompt_id].token_ids
+                rows[answer.prompt_id]["arms"][name].append(
+                    {
+                        "pass": answer.pass_index,
+                        "output_tokens": len(answer.token_ids),
+                        "seconds": block.seconds / len(block.answers),
+                        "ttft_s": answer.ttft_s,
+                        "e2e_s": answer.e2e_s,
+                        "num_forwards": answer.num_forwards,
+                        "finish_reason": answer.finish_reason,
+                        "drafts": counts,
+                        "output_token_ids": None if same else list(answer.token_ids),
+                    }
+                )
+    return list(rows.values())

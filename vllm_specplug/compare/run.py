@@ -1,0 +1,269 @@
+"""Runs an experiment from end to end, and its command line. All engines live at once, one works at a time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vllm_specplug.compare import lossless, provenance
+from vllm_specplug.compare.arms import BASELINE, Arm, parse_arm, with_baseline
+from vllm_specplug.compare.engine import EngineProcess, on_cpu, running
+from vllm_specplug.compare.measure import Progress, measure, warm_up
+from vllm_specplug.compare.page import render_page
+from vllm_specplug.compare.report import Measured, build_report
+from vllm_specplug.compare.report_format import write_report, write_text
+from vllm_specplug.compare.terminal import print_report, show_progress
+from vllm_specplug.compare.workload import Workload, load_workload
+from vllm_specplug.errors import CompareError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSettings:
+    """What all arms share. `Arm.engine_args` may differ from it for one arm."""
+
+    dtype: str = "bfloat16"
+    max_tokens: int = 128
+    """Output tokens of an answer at most."""
+    max_model_len: int | None = None
+    """None: as vLLM decides."""
+    enforce_eager: bool = False
+    """No torch.compile: slower steps, a start in seconds."""
+    kv_cache_gib: float = 1.0
+    """KV cache of each engine on a CPU. On a GPU the engines share 90 % of its memory."""
+    batch_size: int = 1
+    """Prompts sent at once."""
+    num_passes: int = 2
+    """Times each arm answers each prompt; an even number cancels drift."""
+    seed: int = 0
+    margin: float = 0.03
+    """Ratios within 1 -/+ margin count as no difference."""
+    near_tie_tolerance: float | None = None
+    """Log-probability; None: 0.05, in float32 0."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "batch_size", "num_passes"):
+            if getattr(self, name) < 1:
+                raise CompareError(f"{name} is {getattr(self, name)}, expected 1 or more")
+
+
+def run_compare(
+    model: str,
+    arms: Sequence[Arm],
+    workload: Workload,
+    settings: CompareSettings | None = None,
+    *,
+    baseline: str = BASELINE,
+    argv: Sequence[str] = (),
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """Compare arms on the same token prompts, greedily, and return the report (`report_format`).
+
+    Args:
+        arms: what to compare; an arm `baseline` without speculation is added when missing.
+        argv: how the program was called, for the record.
+        progress: told what is being done.
+    Raises:
+        CompareError: the experiment cannot be run, naming the arm at fault. Nothing is written.
+    """
+    settings = settings or CompareSettings()
+    arms = with_baseline(arms, baseline)
+    started_at, start = datetime.now(UTC), time.perf_counter()
+    with running(arms) as processes:
+        engines = {process.arm.name: process for process in processes}
+        infos = _start(model, processes, settings, progress)
+        texts = [prompt.text for prompt in workload.prompts]
+        tokenized = engines[baseline].request("tokenize", texts=texts)
+        token_ids = {prompt.id: ids for prompt, ids in zip(workload.prompts, tokenized, strict=True)}
+        _check_lengths(token_ids, settings.max_tokens, infos)
+        for name, engine in engines.items():
+            progress(f"{name} · warm-up", 0, 0)
+            warm_up(engine, list(token_ids.values()), settings.max_tokens)
+        blocks = measure(
+            engines,
+            workload.blocks(settings.batch_size),
+            token_ids,
+            settings.max_tokens,
+            settings.num_passes,
+            progress,
+        )
+        dtype = str(infos[baseline]["dtype"])
+        if settings.near_tie_tolerance is None:
+            settings = replace(settings, near_tie_tolerance=lossless.default_tolerance(dtype))
+        assert settings.near_tie_tolerance is not None
+        differences = {
+            name: lossless.judge(
+                engines[baseline],
+                lossless.find_differences(blocks[baseline], blocks[name]),
+                token_ids,
+                lossless.first_answers(blocks[baseline]),
+                settings.near_tie_tolerance,
+            )
+            for name in engines
+            if name != baseline
+        }
+    head, dirty = provenance.commit()
+    versions = infos[baseline]
+    return build_report(
+        Measured(
+            model=model,
+            dtype=dtype,
+            arms=arms,
+            baseline=baseline,
+            workload=workload,
+            blocks=blocks,
+            differences=differences,
+            num_prompt_tokens={prompt_id: len(ids) for prompt_id, ids in token_ids.items()},
+            settings=asdict(settings) | {"temperature": 0.0, "prefix_caching": False},
+            provenance={
+                "specplug": provenance.specplug_version(),
+                "vllm": versions["vllm"],
+                "torch": versions["torch"],
+                "python": versions["python"],
+                "commit": head,
+                "dirty": dirty,
+                "argv": list(argv),
+                "machine": provenance.machine(),
+                "started_at": started_at.isoformat(timespec="seconds"),
+                "duration_s": round(time.perf_counter() - start, 1),
+            },
+        )
+    )
+
+
+def engine_arguments(arm: Arm, settings: CompareSettings, num_arms: int, cpu: bool) -> dict[str, Any]:
+    """Keyword arguments of `vllm.LLM` for one arm."""
+    arguments: dict[str, Any] = {
+        "dtype": settings.dtype,
+        "seed": settings.seed,
+        "enforce_eager": settings.enforce_eager,
+        # Prompts come again in later passes, which must not find their own past.
+        "enable_prefix_caching": False,
+        "disable_log_stats": False,
+    }
+    if settings.max_model_len is not None:
+        arguments["max_model_len"] = settings.max_model_len
+    if cpu:
+        arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
+    else:
+        arguments["gpu_memory_utilization"] = 0.9 / num_arms
+    if arm.speculative_config is not None:
+        arguments["speculative_config"] = arm.speculative_config
+    return arguments | arm.engine_args
+
+
+def _start(
+    model: str, processes: Sequence[EngineProcess], settings: CompareSettings, progress: Progress
+) -> dict[str, dict[str, Any]]:
+    """Build the engines; what each tells of itself, by arm name."""
+    infos: dict[str, dict[str, Any]] = {}
+    cpu = on_cpu()
+    for process in processes:
+        arguments = engine_arguments(process.arm, settings, len(processes), cpu)
+        process.send("start", model=model, llm_args=arguments)
+        if not cpu:  # vLLM measures free memory while it starts: on a GPU one at a time
+            progress(f"{process.arm.name} · starting its engine", 0, 0)
+            infos[process.arm.name] = process.receive()
+    for process in processes if cpu else ():
+        progress(f"{process.arm.name} · starting its engine", 0, 0)
+        infos[process.arm.name] = process.receive()
+    return infos
+
+
+def _check_lengths(token_ids: Mapping[str, Sequence[int]], max_tokens: int, infos: Mapping[str, Any]) -> None:
+    limit = min(info["max_model_len"] for info in infos.values())
+    longest = max(token_ids, key=lambda prompt_id: len(token_ids[prompt_id]))
+    if len(token_ids[longest]) + max_tokens > limit:
+        raise CompareError(
+            f"prompt {longest!r} has {len(token_ids[longest])} tokens; with {max_tokens} output tokens it does not "
+            f"fit into a model length of {limit}: lower --max-tokens, raise --max-model-len or leave it out"
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `specplug compare`."""
+    defaults = CompareSettings()
+    parser.add_argument("--model", required=True, help="target: a folder or a name vLLM can load")
+    parser.add_argument(
+        "--arm",
+        action="append",
+        required=True,
+        metavar="NAME=JSON",
+        help="what to compare: a name and a speculative config, or null for none; its key 'engine_args' holds further "
+        "arguments of vllm.LLM; may be repeated",
+    )
+    parser.add_argument("--baseline", default=BASELINE, metavar="NAME", help="arm to compare with (%(default)s)")
+    parser.add_argument("--prompts", metavar="FILE", help="JSONL with 'prompt' and 'category' (default: shipped set)")
+    parser.add_argument("--category", nargs="+", metavar="C", help="use these categories only")
+    parser.add_argument("--limit", type=int, metavar="N", help="use the first N prompts of each category")
+    parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens, metavar="N", help="(%(default)s)")
+    parser.add_argument("--max-model-len", type=int, metavar="N", help="(default: as vLLM decides)")
+    parser.add_argument("--dtype", default=defaults.dtype, help="(%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="prompts at once (%(default)s)")
+    parser.add_argument("--passes", type=int, default=defaults.num_passes, metavar="N", help="(%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
+    parser.add_argument("--enforce-eager", action="store_true", help="no torch.compile: starts in seconds")
+    parser.add_argument("--kv-cache-gib", type=float, default=defaults.kv_cache_gib, help="on a CPU (%(default)s)")
+    parser.add_argument("--out", metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--html", metavar="FILE", help="write the report as one HTML page")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON line last on stdout")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run `specplug compare`. Tables go to stdout, or to stderr with --json.
+
+    Raises:
+        CompareError: for the caller to print.
+    """
+    settings = CompareSettings(
+        dtype=args.dtype,
+        max_tokens=args.max_tokens,
+        max_model_len=args.max_model_len,
+        enforce_eager=args.enforce_eager,
+        kv_cache_gib=args.kv_cache_gib,
+        batch_size=args.batch_size,
+        num_passes=args.passes,
+        seed=args.seed,
+    )
+    arms = [parse_arm(text) for text in args.arm]
+    workload = load_workload(args.prompts, args.category, args.limit)
+    run_and_show(
+        args.model, arms, workload, settings, baseline=args.baseline, out=args.out, html=args.html, as_json=args.json
+    )
+    return 0
+
+
+def run_and_show(
+    model: str,
+    arms: Sequence[Arm],
+    workload: Workload,
+    settings: CompareSettings,
+    *,
+    baseline: str = BASELINE,
+    out: str | Path | None = None,
+    html: str | Path | None = None,
+    as_json: bool = False,
+) -> dict[str, Any]:
+    """Compare with progress shown, write what is asked for, print the tables and, with `as_json`, the report last.
+
+    Raises:
+        CompareError: the experiment cannot be run; nothing is written then.
+    """
+    with show_progress() as progress:
+        report = run_compare(model, arms, workload, settings, baseline=baseline, argv=sys.argv, progress=progress)
+    if out:
+        write_report(report, out)
+    if html:
+        write_text(render_page(report), html)
+    print_report(report, file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False, allow_nan=False))
+    return report

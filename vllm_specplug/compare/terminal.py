@@ -1,0 +1,183 @@
+"""A report as tables in a terminal, and the progress of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from vllm_specplug.compare.measure import Progress
+
+PLAIN_LINE_EVERY_S = 10.0
+PLAIN_WIDTH = 120
+"""Columns of tables that go into a file."""
+_HEADINGS = ("ratio (95 %)", "verdict", "tok/s", "tok/fwd", "acc.len", "acc.rate")
+_COLOURS = {"faster": "green", "slower": "red", "no difference": "cyan", "undecided": "yellow"}
+
+
+def ratio_text(comparison: Mapping[str, Any] | None) -> str:
+    """For example '1.42x (1.31 to 1.55)'."""
+    if comparison is None:
+        return "-"
+    interval = comparison["ci95"]
+    spread = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval is not None else " (no interval)"
+    return f"{comparison['ratio']:.2f}x{spread}"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number, '-' for null."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share as per cent, '-' for null."""
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def print_report(report: Mapping[str, Any], file: TextIO | None = None) -> None:
+    """Print an overall table, one per arm by category, and what to know before believing them."""
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    comparisons = {comparison["arm"]: comparison for comparison in report["comparisons"]}
+    console.print(_overall(report, comparisons))
+    for name, comparison in comparisons.items():
+        console.print(_by_category(report, name, comparison))
+    for line in notes(report):
+        console.print(escape(line))
+
+
+def _overall(report: Mapping[str, Any], comparisons: Mapping[str, Any]) -> Table:
+    title = f"{report['target']} · {report['dtype']} · {report['workload']['prompts']} prompts"
+    table = _table("arm", title)
+    for heading in (*_HEADINGS, "same/tie/other"):
+        table.add_column(heading, justify="right")
+    for name, results in report["results"].items():
+        overall, comparison = results["overall"], comparisons.get(name)
+        table.add_row(
+            escape(name),
+            "1" if comparison is None else ratio_text(comparison),
+            "" if comparison is None else _verdict(comparison["verdict"]),
+            *_speed_cells(overall),
+            _answers_cell(report["lossless"].get(name)),
+        )
+    return table
+
+
+def _by_category(report: Mapping[str, Any], name: str, comparison: Mapping[str, Any]) -> Table:
+    table = _table("category", f"{name} by category")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right")
+    for category, part in comparison["categories"].items():
+        result = report["results"][name]["categories"][category]
+        table.add_row(escape(category), ratio_text(part), _verdict(part["verdict"]), *_speed_cells(result))
+    return table
+
+
+def _table(first: str, title: str) -> Table:
+    return Table(first, title=escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
+def _speed_cells(result: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        number(result["output_tokens_per_s"], 1),
+        number(result["tokens_per_forward"]),
+        number(result["acceptance_length"]),
+        percent(result["acceptance_rate"]),
+    )
+
+
+def _verdict(verdict: str) -> str:
+    return f"[{_COLOURS[verdict]}]{verdict}[/]"
+
+
+def _answers_cell(entry: Mapping[str, Any] | None) -> str:
+    return "-" if entry is None else f"{entry['identical']}/{entry['near_ties']}/{entry['different']}"
+
+
+def notes(report: Mapping[str, Any]) -> list[str]:
+    """What to know before believing the numbers, a sentence each."""
+    lines: list[str] = []
+    loops = report["loops"][report["baseline"]]
+    lines.append(
+        f"{loops['looping']} of {loops['prompts']} answers of {report['baseline']} loop (over 15 % repeated 4-grams)."
+    )
+    for comparison in report["comparisons"]:
+        name = comparison["arm"]
+        if loops["looping"]:
+            lines.append(
+                f"{name}: {ratio_text(comparison['looping'])} on looping answers, "
+                f"{ratio_text(comparison['not_looping'])} on the others."
+            )
+        different = report["lossless"][name]["different"]
+        if different:
+            lines.append(f"{name}: {different} answers differ from {comparison['against']} beyond rounding.")
+    repeats = {name: entry["last_pass_over_first"] for name, entry in report["repeats"].items()}
+    noise = [f"{name} {value:.2f}x" for name, value in repeats.items() if value is not None]
+    if noise:
+        lines.append(f"Noise: speed of the last pass over that of the first (1 without any): {', '.join(noise)}.")
+    for name, entry in report["repeats"].items():
+        changed = entry["prompts_answered_differently"]
+        if changed:
+            lines.append(f"{name}: answered {changed} prompts differently from pass to pass.")
+    return lines
+
+
+@contextlib.contextmanager
+def show_progress() -> Iterator[Progress]:
+    """A bar with the time left on a terminal, else one plain line every 10 s; on stderr either way."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield PlainProgress(sys.stderr)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            if done == 0 and total and bar.tasks[0].total is None:
+                bar.reset(task, total=total)  # the time left is that of the measurement, not of the start
+            bar.update(task, description=escape(what), completed=done, total=total or None)
+
+        yield report
+
+
+class PlainProgress:
+    """Progress for logs: a line at most every 10 s, with the time left once it can be told."""
+
+    def __init__(self, file: TextIO, every_s: float = PLAIN_LINE_EVERY_S) -> None:
+        self._file = file
+        self._every_s = every_s
+        self._last_s = float("-inf")
+        self._start_s: float | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if total and self._start_s is None:
+            self._start_s = now
+        if now - self._last_s < self._every_s and done < max(total, 1):
+            return
+        self._last_s = now
+        if not total:
+            print(what, file=self._file, flush=True)
+            return
+        left = ""
+        if done and self._start_s is not None:
+            left = f", {(now - self._start_s) / done * (total - done):.0f} s left"
+        print(f"{done}/{total} {what}{left}", file=self._file, flush=True)

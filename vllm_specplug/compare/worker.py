@@ -1,0 +1,162 @@
+"""The child process of one arm: holds one vLLM engine and answers one JSON line per request line.
+
+Started as `python -m vllm_specplug.compare.worker` by `engine`, which knows the other end. Requests come on standard
+input, answers leave on a private copy of standard output; whatever vLLM prints goes to standard error. Only vLLM's
+public API is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+TOP_LOGPROBS = 20
+"""vLLM's default upper limit; two tokens that nearly tie at the top are always among them."""
+
+
+class Worker:
+    """One engine and the operations on it. Each public method is an operation of the protocol."""
+
+    def __init__(self) -> None:
+        self.llm: Any = None
+        self._num_requests = 0
+
+    def start(self, model: str, llm_args: dict[str, Any]) -> dict[str, Any]:
+        """Build the engine."""
+        import torch
+        import vllm
+
+        self.llm = vllm.LLM(model, **llm_args)
+        config = self.llm.llm_engine.model_config
+        return {
+            "vllm": vllm.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "max_model_len": config.max_model_len,
+            "dtype": str(config.dtype).removeprefix("torch."),
+        }
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text as a user message in the chat template; plain text where there is no template."""
+        tokenizer = self.llm.get_tokenizer()
+        if not getattr(tokenizer, "chat_template", None):
+            return [list(tokenizer.encode(text)) for text in texts]
+        return [
+            list(
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=False
+                )
+            )
+            for text in texts
+        ]
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[str, Any]:
+        """Answer some prompts at once, greedily, and time every step.
+
+        The engine is stepped by hand because its outputs tell neither how many steps an answer took nor how many
+        tokens each step gave.
+
+        Returns:
+            seconds: from handing in the first prompt to the end of the last answer; `outputs` in the order of the
+            prompts (times in s from the same start; num_forwards: steps that gave tokens); `counts`: what vLLM's
+            own counters of speculation gained, None without speculation.
+        """
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA)
+        engine = self.llm.llm_engine
+        outputs: dict[str, dict[str, Any]] = {}
+        before = self._counts()
+        start = time.perf_counter()
+        for token_ids in prompts:
+            name = f"specplug-{self._num_requests}"
+            self._num_requests += 1
+            outputs[name] = {"token_ids": [], "num_forwards": 0, "ttft_s": None, "e2e_s": None, "finish_reason": None}
+            engine.add_request(name, TokensPrompt(prompt_token_ids=list(token_ids)), params)
+        while engine.has_unfinished_requests():
+            step = engine.step()
+            now = time.perf_counter() - start
+            for result in step:
+                output, completion = outputs[result.request_id], result.outputs[0]
+                if completion.token_ids:
+                    output["token_ids"] += completion.token_ids
+                    output["num_forwards"] += 1
+                    output["ttft_s"] = now if output["ttft_s"] is None else output["ttft_s"]
+                if result.finished:
+                    output["e2e_s"], output["finish_reason"] = now, completion.finish_reason
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "outputs": list(outputs.values()), "counts": _gained(before, self._counts())}
+
+    def logprobs(self, prefixes: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+        """Log-probabilities of candidate tokens after each prefix; None for one that is not among the top ones.
+
+        Returns:
+            For each prefix `candidates` (in the order given) and `best`, that of the most probable token.
+        """
+        from vllm import SamplingParams, TokensPrompt
+
+        params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=TOP_LOGPROBS)
+        prompts = [TokensPrompt(prompt_token_ids=list(prefix)) for prefix in prefixes]
+        answers: list[dict[str, Any]] = []
+        for result, tokens in zip(self.llm.generate(prompts, params, use_tqdm=False), candidates, strict=True):
+            top = {token: entry.logprob for token, entry in result.outputs[0].logprobs[0].items()}
+            answers.append({"candidates": [top.get(token) for token in tokens], "best": max(top.values())})
+        return answers
+
+    def _counts(self) -> dict[str, Any] | None:
+        prefix = "vllm:spec_decode_"
+        found = {metric.name.removeprefix(prefix): metric for metric in self.llm.get_metrics()}
+        if "num_drafts" not in found:
+            return None
+        return {
+            "num_drafts": found["num_drafts"].value,
+            "num_draft_tokens": found["num_draft_tokens"].value,
+            "num_accepted_tokens": found["num_accepted_tokens"].value,
+            "accepted_per_position": list(found["num_accepted_tokens_per_pos"].values),
+        }
+
+
+def _gained(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any] | None:
+    if before is None or after is None:
+        return None
+    return {
+        key: [new - old for new, old in zip(value, before[key], strict=True)]
+        if isinstance(value, list)
+        else value - before[key]
+        for key, value in after.items()
+    }
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot end us, so ask the kernel to (Linux; elsewhere the closed pipe does after the request)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve requests until standard input closes. An error is answered, not raised: the parent decides."""
+    _end_with_parent()
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    worker = Worker()
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = {"result": getattr(worker, request["op"])(**request["args"])}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The prompts of an experiment: where they come from and which of them are used. Knows no engine and no tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_specplug.errors import CompareError
+
+SHIPPED_PROMPTS = Path(__file__).with_name("prompts") / "specplug-v1.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One user message."""
+
+    id: str
+    category: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The prompts of one experiment, in the order of the file."""
+
+    name: str
+    """Stem of the file they came from."""
+    sha256: str
+    """Of the whole file, whatever was selected from it."""
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """In order of first appearance."""
+        return tuple(dict.fromkeys(prompt.category for prompt in self.prompts))
+
+    def select(self, categories: Sequence[str] | None = None, limit: int | None = None) -> Workload:
+        """Keep some categories, and of each at most the first `limit` prompts.
+
+        Raises:
+            CompareError: a category does not exist, or the limit is below 1.
+        """
+        if limit is not None and limit < 1:
+            raise CompareError(f"a limit of {limit} prompts per category leaves nothing to measure; give 1 or more")
+        for category in categories or ():
+            if category not in self.categories:
+                known = ", ".join(self.categories)
+                raise CompareError(f"unknown category {category!r} in {self.name}; it has: {known}")
+        wanted = set(categories or self.categories)
+        taken: dict[str, int] = {}
+        kept: list[Prompt] = []
+        for prompt in self.prompts:
+            seen = taken.get(prompt.category, 0)
+            if prompt.category in wanted and (limit is None or seen < limit):
+                taken[prompt.category] = seen + 1
+                kept.append(prompt)
+        return Workload(self.name, self.sha256, tuple(kept))
+
+    def blocks(self, size: int) -> list[tuple[Prompt, ...]]:
+        """Groups of at most `size` prompts that are sent at once; a group never mixes categories."""
+        groups: list[tuple[Prompt, ...]] = []
+        for category in self.categories:
+            members = [prompt for prompt in self.prompts if prompt.category == category]
+            groups += [tuple(members[start : start + size]) for start in range(0, len(members), size)]
+        return groups
+
+
+def load_workload(
+    path: str | Path | None = None, categories: Sequence[str] | None = None, limit: int | None = None
+) -> Workload:
+    """Read prompts from a JSONL file, by default the set that is shipped.
+
+    Each line is an object with `prompt` and `category`; `id` is optional, other keys are ignored.
+
+    Args:
+        categories: keep these only; None keeps all.
+        limit: keep the first so many prompts of each category; None keeps all.
+    Raises:
+        CompareError: the file cannot be read, a line is malformed (file:line is named), or nothing is selected.
+    """
+    file = Path(path) if path is not None else SHIPPED_PROMPTS
+    try:
+        content = file.read_bytes()
+        text = content.decode("utf-8")
+    except OSError as error:
+        raise CompareError(f"cannot read the prompts {file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise CompareError(f"cannot read the prompts {file}: not UTF-8 (byte {error.start})") from error
+    prompts: list[Prompt] = []
+    first_line: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        prompt = _parse_line(line, f"{file}:{number}", default_id=f"line-{number}")
+        if prompt.id in first_line:
+            raise CompareError(f"{file}:{number}: id {prompt.id!r} was used in line {first_line[prompt.id]} already")
+        first_line[prompt.id] = number
+        prompts.append(prompt)
+    if not prompts:
+        raise CompareError(f"{file} holds no prompts; expected one JSON object a line with 'prompt' and 'category'")
+    return Workload(file.stem, hashlib.sha256(content).hexdigest(), tuple(prompts)).select(categories, limit)
+
+
+def _parse_line(line: str, where: str, default_id: str) -> Prompt:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise CompareError(f"{where}: not JSON ({error.msg} at column {error.colno}); expected one object") from error
+    if not isinstance(row, dict):
+        raise CompareError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    for key in ("prompt", "category"):
+        if key not in row:
+            raise CompareError(f"{where}: key {key!r} is missing; expected 'prompt' and 'category'")
+        if not isinstance(row[key], str) or not row[key].strip():
+            raise CompareError(f"{where}: {key!r} must be a text that is not empty, found {row[key]!r}")
+    name = row.get("id", default_id)
+    if not isinstance(name, str) or not name:
+        raise CompareError(f"{where}: 'id' must be a text that is not empty, found {name!r}")
+    return Prompt(name, row["category"], row["prompt"])
