@@ -10,6 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from vllm_specplug.compare.engine import on_cpu
 from vllm_specplug.demo_model import demo_model_path
 
 #: Copying from the prompt costs next to nothing, so it drafts far; one matching token is enough to try.
@@ -21,9 +22,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=3, metavar="N", help="prompts of each category (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="length of an answer (%(default)s)")
     parser.add_argument("--passes", type=int, default=2, metavar="N", help="times each arm answers (%(default)s)")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "bfloat16", "float32"),
+        default="auto",
+        help="auto: bfloat16, but float32 on a CPU without the instructions for it (%(default)s)",
+    )
     parser.add_argument("--out", default="reports/demo.json", metavar="FILE", help="report as JSON (%(default)s)")
     parser.add_argument("--html", metavar="FILE", help="report as a page (default: beside the JSON)")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON line last")
+
+
+def computes_bfloat16() -> bool:
+    """Whether matrix products in bfloat16 are fast here: on a GPU, or a CPU with instructions for them.
+
+    Without them a CPU's product takes as much longer as there are rows, so checking 8 drafts costs 8 steps: nothing
+    any drafter does can pay there.
+    """
+    if not on_cpu():
+        return True
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return any(flag in flags for flag in ("avx512f", "amx_bf16", " bf16", " i8mm"))
 
 
 def main(args: argparse.Namespace) -> int:
@@ -41,7 +63,15 @@ def main(args: argparse.Namespace) -> int:
     model = demo_model_path(progress=lambda line: print(line, file=messages, flush=True))
     out = Path(args.out)
     html = Path(args.html) if args.html else out.with_suffix(".html")
-    settings = run.CompareSettings(max_tokens=args.max_tokens, max_model_len=2048, num_passes=args.passes)
+    dtype = args.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if computes_bfloat16() else "float32"
+        if dtype == "float32":
+            print("this CPU has no AVX-512 or AMX: comparing in float32 (--dtype bfloat16 insists)", file=messages)
+    # Eager: compiling takes minutes on a small machine, and both arms do without it alike.
+    settings = run.CompareSettings(
+        dtype=dtype, max_tokens=args.max_tokens, max_model_len=2048, num_passes=args.passes, enforce_eager=True
+    )
     run.run_and_show(
         str(model),
         [Arm("prompt_lookup", PROMPT_LOOKUP)],
