@@ -25,6 +25,12 @@ from typing import Any
 
 import pytest
 from models import tiny_llama
+from prometheus_client import REGISTRY
+
+from vllm_specplug.guard import Guard
+from vllm_specplug.metrics import Counts
+from vllm_specplug.proposer import Proposer
+from vllm_specplug.testing import Scripted
 
 SCRIPTED = "specplug:vllm_specplug.testing.Scripted"
 KNOWN = "specplug:vllm_specplug.testing.KnownDistribution"
@@ -55,6 +61,13 @@ class Engine:
 
     llm: Any
     _seen: SpecCounts = field(default_factory=SpecCounts)
+    _counters: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Of this engine: the next one takes them out of the registry, and LLM.get_metrics() shows that one's then.
+        self._counters = {
+            collector._name: collector for collector in REGISTRY._collector_to_names if hasattr(collector, "_name")
+        }
 
     def generate(self, prompts: Sequence[Sequence[int]], params: Any) -> list[Any]:
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
@@ -67,14 +80,50 @@ class Engine:
 
     def new_counts(self) -> SpecCounts:
         """What was counted since the last call."""
-        now = SpecCounts()
-        for metric in self.llm.get_metrics():
-            name = metric.name.removeprefix("vllm:spec_decode_")
-            if name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
-                setattr(now, name, int(metric.value))
+        now = SpecCounts(**{name: self.metric(f"spec_decode_{name}") for name in vars(self._seen)})
         new = SpecCounts(*(getattr(now, name) - getattr(self._seen, name) for name in vars(now)))
         self._seen = now
         return new
+
+    def metric(self, name: str) -> int:
+        """A counter of vLLM's; 0 where this engine has none of that name."""
+        counter = self._counters.get(f"vllm:{name}")
+        families = [] if counter is None else counter.collect()
+        return sum(int(one.value) for family in families for one in family.samples if one.name.endswith("_total"))
+
+    def staggered(self, prompts: Sequence[Sequence[int]], params: Any, every: int = 2) -> list[Any]:
+        """Answers to prompts of which one arrives every so many steps, so that the batch changes all the time."""
+        engine = self.llm.llm_engine
+        waiting = {str(number): {"prompt_token_ids": list(prompt)} for number, prompt in enumerate(prompts)}
+        answers: dict[str, Any] = {}
+        step = 0
+        while waiting or engine.has_unfinished_requests():
+            if waiting and step % every == 0:
+                req_id = next(iter(waiting))
+                engine.add_request(req_id, waiting.pop(req_id), params)
+            answers |= {output.request_id: output for output in engine.step() if output.finished}
+            step += 1
+        return [answers[str(number)] for number in range(len(prompts))]
+
+    def settle(self) -> None:
+        """Finish what runs and tell the worker that it ended, which vLLM does in the step after."""
+        engine = self.llm.llm_engine
+        while engine.engine_core.engine_core.scheduler.has_requests():
+            engine.step()
+
+    def use(self, proposer_class: type[Proposer], **options: Any) -> Any:
+        """Let a new proposer draft from now on, with a guard and counts of its own; saves an engine for each script."""
+        drafter = self.drafter
+        proposer = proposer_class(proposer_class.Options(**options), drafter.engine)
+        proposer.load(self.runner.model)
+        drafter.capabilities = proposer_class.capabilities
+        drafter.guard = Guard(proposer_class.__name__, proposer, drafter.engine, Counts(proposer_class.__name__))
+        self.new_counts()
+        return proposer
+
+    def count(self, slot: str) -> int:
+        """What the guard of our proposer counted."""
+        return int(self.drafter.guard.counts.value(slot))
 
     @property
     def runner(self) -> Any:
@@ -155,3 +204,42 @@ def script_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
 def loop_prompt(start: int, length: int, vocab_size: int = 32) -> list[int]:
     """A prompt that repeats itself, different for each `start`."""
     return [(start + step % 5 * 3) % vocab_size for step in range(length)]
+
+
+def drafting_engine(
+    make_engine: MakeEngine, method: str, prompts: Sequence[Sequence[int]], answers: Sequence[Any], **arguments: Any
+) -> Engine:
+    """An engine that drafts: `lookup` by prompt lookup; `scripted` replays the answers, every third token spoilt."""
+    if method == "lookup":
+        engine = make_engine({"method": LOOKUP, "num_speculative_tokens": 4}, **arguments)
+        engine.new_counts()
+        return engine
+    engine = make_engine({"method": SCRIPTED, "num_speculative_tokens": 5}, **arguments)
+    replay(engine, prompts, answers, wrong_every=3)
+    return engine
+
+
+def replay(engine: Engine, prompts: Sequence[Sequence[int]], answers: Sequence[Any], **options: Any) -> Any:
+    """Let `engine` draft the first completion of each answer."""
+    tokens = [answer.outputs[0].token_ids for answer in answers]
+    return engine.use(Scripted, script=script_of(prompts, tokens), **options)
+
+
+def said(answers: Sequence[Any]) -> list[list[tuple[Any, ...]]]:
+    """All of each answer that a client sees, but for log-probabilities, which are equal only nearly."""
+    return [
+        [(list(one.token_ids), one.text, one.finish_reason, one.stop_reason) for one in answer.outputs]
+        for answer in answers
+    ]
+
+
+def assert_same_logprobs(answers: Sequence[Any], expected: Sequence[Any], tolerance: float = 1e-3) -> None:
+    """One entry for each token, with the values that the target gives without speculation."""
+    for answer, wanted in zip(answers, expected, strict=True):
+        for one, other in zip(answer.outputs, wanted.outputs, strict=True):
+            assert len(one.logprobs) == len(one.token_ids)
+            for token, mine, theirs in zip(one.token_ids, one.logprobs, other.logprobs, strict=True):
+                assert token in mine
+                assert mine.keys() == theirs.keys()
+                for candidate, value in theirs.items():
+                    assert mine[candidate].logprob == pytest.approx(value.logprob, abs=tolerance)

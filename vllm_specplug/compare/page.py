@@ -17,7 +17,7 @@ _MAX_DIFFERENCES = 20
 
 def render_page(report: Mapping[str, Any]) -> str:
     """The page: verdicts first, then plots, tables, losslessness and how it was measured. All text is escaped."""
-    title = f"Speculative decoding on {report['target']}"
+    title = f"Speculative decoding on {Path(report['target']).name}"  # the whole path stands under provenance
     body = [
         f"<h1>{escape(title)}</h1>",
         _subtitle(report),
@@ -213,6 +213,7 @@ def _provenance(report: Mapping[str, Any]) -> str:
     commit = provenance["commit"] or "unknown"
     entries = [
         ("vllm-specplug", f"{provenance['specplug']}, commit {commit}{', changed' if provenance.get('dirty') else ''}"),
+        ("target", str(report["target"])),
         ("vLLM, torch, Python", ", ".join(str(provenance.get(key, "-")) for key in ("vllm", "torch", "python"))),
         ("machine", ", ".join(f"{key} {value}" for key, value in machine.items())),
         ("took", f"{provenance.get('duration_s', '-')} s"),

@@ -106,7 +106,7 @@ def latency_bars(
                     f'<rect class="c{colour} {key}" x="{_LEFT}" y="{y + 8 - height / 2:.1f}" '
                     f'width="{width:.1f}" height="{height:g}"/>'
                 )
-            numbers = " / ".join(f"{values[key]:.3g}" if values[key] < 100 else f"{values[key]:.0f}" for key in values)
+            numbers = " / ".join(_short_number(values[key]) for key in values)
             parts.append(_text(WIDTH - _RIGHT, y + 12, numbers, "end"))
             y += 20
         y += 8
@@ -128,6 +128,13 @@ def _ratio_ticks(low: float, high: float) -> list[float]:
 def _short(label: str) -> str:
     """A label that fits left of the plot; the description holds the whole."""
     return label if len(label) <= _MAX_LABEL_CHARS else label[: _MAX_LABEL_CHARS - 1] + "…"
+
+
+def _short_number(value: float) -> str:
+    """Three digits, thousands as 12.3k."""
+    if value >= 9_950:
+        return f"{value / 1000:.3g}k"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _text(x: float, y: float, text: str, anchor: str, css: str = "") -> str:
