@@ -7,8 +7,7 @@ here and not by vLLM. Knows nothing of proposers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, TypeAlias
@@ -120,43 +119,6 @@ class Samples:
     counts: SpecCounts = field(default_factory=SpecCounts)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One OpenMP thread: five times faster for so small a model where others use the cores too.
-
-    vLLM's CPU worker replaces torch.set_num_threads by a warning, so torch is asked underneath.
-    """
-    before = torch._C.get_num_threads()
-    torch._C.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch._C.set_num_threads(before)
-
-
-@contextmanager
-def counting(engine: Engine) -> Iterator[SpecCounts]:
-    """Counts drafts while it lasts, from what the engine's scheduler reports step by step.
-
-    vLLM's metrics show the engine made last and no other one of the same process.
-    """
-    counts = SpecCounts()
-    manager = engine.llm.llm_engine.logger_manager
-
-    def record(scheduler_stats: Any = None, *rest: Any, **more: Any) -> None:
-        step = scheduler_stats and scheduler_stats.spec_decoding_stats
-        if step:
-            for name in vars(counts):
-                setattr(counts, name, getattr(counts, name) + getattr(step, name))
-        type(manager).record(manager, scheduler_stats, *rest, **more)
-
-    manager.record = record
-    try:
-        yield counts
-    finally:
-        del manager.record
-
-
 def start_over(engine: Engine, seed: int) -> None:
     """Make a run repeatable whatever this process did before."""
     torch.manual_seed(seed)
@@ -187,9 +149,9 @@ def sample(
     requests += [(place / len(beside), 1, None, text, one) for place, (text, one) in enumerate(beside)]
     requests.sort(key=lambda request: request[:2])  # stable
     start_over(engine, seed)
-    with one_thread(), counting(engine) as counts:
-        outputs = engine.generate([request[3] for request in requests], [request[4] for request in requests])
-    samples = Samples(counts=counts)
+    engine.new_counts()
+    outputs = engine.generate([request[3] for request in requests], [request[4] for request in requests])
+    samples = Samples(counts=engine.new_counts())
     rows: dict[str, list[Sequence[int]]] = {name: [] for name in params}
     for (_, _, name, _, _), output in zip(requests, outputs, strict=True):
         if name is None:

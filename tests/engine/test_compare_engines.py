@@ -1,0 +1,57 @@
+"""`compare` from end to end on real engines, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import LOOKUP
+
+from vllm_specplug.compare.arms import Arm
+from vllm_specplug.compare.page import render_page
+from vllm_specplug.compare.report_format import read_report, write_report
+from vllm_specplug.compare.run import CompareSettings, run_compare
+from vllm_specplug.compare.workload import load_workload
+from vllm_specplug.errors import CompareError
+
+SETTINGS = CompareSettings(dtype="float32", max_tokens=24, max_model_len=256, enforce_eager=True, kv_cache_gib=0.1)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    lines = [
+        {"category": category, "prompt": f"{category} {number}: " + "abc, " * (4 + number)}
+        for category in ("first", "second")
+        for number in range(3)
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_report_of_real_engines_is_valid_and_lossless_v1(tiny_text: str, prompts: Path, tmp_path: Path) -> None:
+    config = {"method": LOOKUP, "num_speculative_tokens": 4}
+    report = run_compare(tiny_text, [Arm("prompt_lookup", config)], load_workload(prompts), SETTINGS)
+    write_report(report, tmp_path / "report.json")
+    assert read_report(tmp_path / "report.json") == json.loads(json.dumps(report))
+    assert report["lossless"]["prompt_lookup"] == {"prompts": 6, "identical": 6, "near_ties": 0, "different": 0} | {
+        key: value
+        for key, value in report["lossless"]["prompt_lookup"].items()
+        if key not in ("prompts", "identical", "near_ties", "different")
+    }
+    drafted, plain = (report["results"][arm]["overall"] for arm in ("prompt_lookup", "baseline"))
+    assert plain["output_tokens"] == drafted["output_tokens"] > 0
+    assert drafted["num_draft_tokens"] >= 50
+    assert drafted["num_accepted_tokens"] >= drafted["num_emitted_accepted_tokens"] >= 1
+    assert plain["acceptance_rate"] is None
+    assert plain["tokens_per_forward"] in (None, 1.0)
+    page = render_page(report)
+    assert "prompt_lookup" in page
+    assert "<script src" not in page
+
+
+def test_arm_that_cannot_start_is_named_and_nothing_is_left_v1(tiny_text: str, prompts: Path) -> None:
+    broken = Arm("broken", {"method": "specplug:prompt_lookup", "num_speculative_tokens": 0})
+    with pytest.raises(CompareError, match=r"arm 'broken': .*num_speculative_tokens is 0; expected a whole number"):
+        run_compare(tiny_text, [broken], load_workload(prompts), SETTINGS)
