@@ -29,6 +29,6 @@ def max_drafts(
         [num_reqs] int32, and how many requests got 0 only because their length limit is near.
     """
     wanted = np.minimum(request_limits, step_limit) * may_draft
-    room = np.maximum(max_total_tokens - num_tokens - 1, 0)
-    limits = np.minimum(wanted, room).astype(np.int32)
+    room = max_total_tokens - num_tokens - 1  # below 0: it has just ended
+    limits = np.minimum(wanted, np.maximum(room, 0)).astype(np.int32)
     return limits, int(((wanted > 0) & (room == 0)).sum())

@@ -17,7 +17,6 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ import pytest
 from models import tiny_llama
 from prometheus_client import REGISTRY
 
+from vllm_specplug.bridge import kernel_scan
 from vllm_specplug.guard import Guard
 from vllm_specplug.metrics import Counts
 from vllm_specplug.proposer import Proposer
@@ -139,17 +139,6 @@ class Engine:
 MakeEngine = Callable[..., Engine]
 
 
-def _hide_llvmlite() -> None:
-    """Let an engine be made after one that loaded numba.
-
-    vLLM's CPU platform asks everything in every module for its `__dict__` when it registers kernels; llvmlite's lazy
-    library object takes that for the name of a C function, and vLLM fails (triton_utils/dispatcher.py, 0.32.0).
-    """
-    ffi = sys.modules.get("llvmlite.binding.ffi")
-    if ffi is not None:
-        ffi.lib._fntab.setdefault("__dict__", {})
-
-
 @pytest.fixture(scope="session")
 def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
@@ -188,7 +177,7 @@ def make_engine(tiny: str) -> MakeEngine:
         }
         key = json.dumps([model, speculative_config, settings], sort_keys=True, default=str)
         if key not in made:
-            _hide_llvmlite()
+            kernel_scan.survive()  # a test may have loaded numba
             made[key] = Engine(LLM(model, speculative_config=speculative_config, **settings))
             made[key].new_counts()
         return made[key]

@@ -17,7 +17,7 @@ def limit(tokens: int, total: int, request: int = 8, step: int = 8, may: int = 1
 
 @pytest.mark.parametrize(("left", "expected"), [(20, 8), (9, 8), (8, 7), (3, 2), (2, 1), (1, 0), (0, 0), (-1, 0)])
 def test_a_request_with_r_tokens_left_drafts_r_minus_1(left: int, expected: int) -> None:
-    assert limit(100, 100 + left) == (expected, int(expected == 0))
+    assert limit(100, 100 + left) == (expected, int(left == 1))  # with none left it has just ended
 
 
 def test_smallest_limit_wins() -> None:

@@ -99,7 +99,11 @@ HOOK_POINTS = (
         "wrong on CPU, mended",
     ),
     HookPoint("vllm.v1.sample.rejection_sampler:_rejection_random_sample", (), "wrong on CPU, mended"),
-    HookPoint("vllm.v1.sample.rejection_sampler:apply_sampling_constraints", ("logits",), "when the mend is due"),
+    HookPoint(
+        "vllm.v1.sample.rejection_sampler:apply_sampling_constraints",
+        ("logits", "cu_num_draft_tokens", "sampling_metadata"),
+        "wrong on CPU, mended",
+    ),
     HookPoint("vllm.v1.core.sched.output:SchedulerOutput", (), "num_spec_tokens_to_schedule, finished_req_ids"),
     HookPoint("vllm.distributed.parallel_state:get_tp_group", (), "draft probabilities must agree between ranks"),
 )

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from vllm_specplug import control
-from vllm_specplug.bridge import contract, logs, patches, sampling, seeds
+from vllm_specplug.bridge import contract, kernel_scan, logs, patches, sampling, seeds
 from vllm_specplug.bridge.config import engine_info, proposer_spec
 from vllm_specplug.bridge.requests import parse_max_drafts
 from vllm_specplug.errors import ContractError
@@ -75,6 +75,7 @@ class V1Drafter:
     def load_model(self, target: torch.nn.Module) -> None:
         """vLLM calls it once the target's weights are there."""
         self.guard.proposer.load(target)
+        kernel_scan.survive()  # the proposer may have loaded numba
 
     def propose(self, *args: Any, **kwargs: Any) -> Any:
         """What vLLM's unwrapped runner would call; reaching it means that our hook is not in place."""
