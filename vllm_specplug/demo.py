@@ -19,7 +19,14 @@ PROMPT_LOOKUP = {"method": "specplug:prompt_lookup", "num_speculative_tokens": 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `specplug demo`."""
-    parser.add_argument("--limit", type=int, default=3, metavar="N", help="prompts of each category (%(default)s)")
+    parser.add_argument("--limit", type=int, metavar="N", help="prompts of each category at most (default: all 8)")
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        default=240,
+        metavar="S",
+        help="measure for so many seconds at most, by using fewer prompts of each category (%(default)s)",
+    )
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="length of an answer (%(default)s)")
     parser.add_argument("--passes", type=int, default=2, metavar="N", help="times each arm answers (%(default)s)")
     parser.add_argument(
@@ -70,7 +77,12 @@ def main(args: argparse.Namespace) -> int:
             print("this CPU has no AVX-512 or AMX: comparing in float32 (--dtype bfloat16 insists)", file=messages)
     # Eager: compiling takes minutes on a small machine, and both arms do without it alike.
     settings = run.CompareSettings(
-        dtype=dtype, max_tokens=args.max_tokens, max_model_len=2048, num_passes=args.passes, enforce_eager=True
+        dtype=dtype,
+        max_tokens=args.max_tokens,
+        max_model_len=2048,
+        num_passes=args.passes,
+        budget_s=args.budget_s,
+        enforce_eager=True,
     )
     run.run_and_show(
         str(model),

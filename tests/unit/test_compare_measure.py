@@ -13,10 +13,10 @@ from vllm_specplug.compare import engine as engine_module
 from vllm_specplug.compare import lossless
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.engine import EngineProcess, last_error_line, running
-from vllm_specplug.compare.measure import MAX_WARM_UP_ROUNDS, Answer, Block, measure, warm_up
+from vllm_specplug.compare.measure import MAX_WARM_UP_ROUNDS, Answer, Block, measure, measure_within, warm_up
 from vllm_specplug.compare.run import CompareSettings, engine_arguments
 from vllm_specplug.compare.worker import _gained
-from vllm_specplug.compare.workload import Prompt
+from vllm_specplug.compare.workload import Prompt, Workload
 from vllm_specplug.errors import CompareError
 
 
@@ -213,3 +213,36 @@ def test_last_error_line_prefers_errors() -> None:
     assert last_error_line("ok\nRuntimeError: x\nat exit\n") == "RuntimeError: x"
     assert last_error_line("one\ntwo\n") == "two"
     assert last_error_line("") == "it printed nothing"
+
+
+def test_rounds_deal_out_one_block_of_each_category() -> None:
+    prompts = tuple(Prompt(name, name[0], name) for name in ("a1", "a2", "a3", "b1", "c1", "c2"))
+    rounds = Workload("w", "0", prompts).rounds(1)
+    assert [[block[0].id for block in turn] for turn in rounds] == [["a1", "b1", "c1"], ["a2", "c2"], ["a3"]]
+
+
+@pytest.mark.parametrize(("budget_s", "expected"), [(0.0, 1), (2.5, 2), (100.0, 5)])
+def test_budget_limits_rounds_and_never_cuts_one_short(
+    budget_s: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(1000))  # one second passes between two looks
+    monkeypatch.setattr("vllm_specplug.compare.measure.time.perf_counter", lambda: float(next(clock)) / 2)
+    prompts = tuple(Prompt(f"{category}{number}", category, "") for category in "ab" for number in range(5))
+    seen: list[tuple[int, int]] = []
+
+    class Instant:
+        def request(self, op: str, **args: Any) -> Any:
+            output = {"token_ids": [1], "num_forwards": 1, "ttft_s": 0.1, "e2e_s": 0.1, "finish_reason": "length"}
+            return {"seconds": 0.1, "outputs": [output for _ in args["prompts"]], "counts": None}
+
+    blocks = measure_within(
+        budget_s,
+        {"baseline": Instant(), "other": Instant()},
+        Workload("w", "0", prompts).rounds(1),
+        {prompt.id: [1] for prompt in prompts},
+        8,
+        2,
+        lambda what, done, total: seen.append((done, total)),
+    )
+    assert {len(found) for found in blocks.values()} == {expected * 2 * 2}
+    assert seen[-1] == (expected * 8, expected * 8)

@@ -6,6 +6,7 @@ All engines are alive, one works at a time. For each block of prompts the arms r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -135,6 +136,43 @@ def measure(
                 results[name].append(_block(raw, prompts, pass_index))
                 done += 1
     progress("done", done, total)
+    return results
+
+
+def measure_within(
+    budget_s: float,
+    engines: Mapping[str, Engine],
+    rounds: Sequence[Sequence[Sequence[Prompt]]],
+    token_ids: Mapping[str, Sequence[int]],
+    max_tokens: int,
+    num_passes: int,
+    progress: Progress,
+) -> dict[str, list[Block]]:
+    """`measure` round by round, as many rounds as fit into `budget_s` seconds, at least one.
+
+    A round is only begun when one as long as the longest so far would still fit: what is measured depends on the
+    clock, never on a result.
+    """
+    results: dict[str, list[Block]] = {name: [] for name in engines}
+    start, longest, done = time.perf_counter(), 0.0, 0
+    for index, blocks in enumerate(rounds):
+        begun = time.perf_counter()
+        if index and begun - start + longest > budget_s:
+            break
+        expected = len(rounds) if not index else min(len(rounds), index + int((budget_s - begun + start) / longest))
+        total = sum(len(part) for part in rounds[:expected]) * num_passes * len(engines)
+        before = done
+
+        def shown(what: str, now: int, _: int, before: int = before, total: int = total) -> None:
+            if what != "done":
+                progress(what, before + now, total)
+
+        part = measure(engines, blocks, token_ids, max_tokens, num_passes, shown)
+        for name, found in part.items():
+            results[name] += found
+        done += len(blocks) * num_passes * len(engines)
+        longest = max(longest, time.perf_counter() - begun)
+    progress("done", done, done)
     return results
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from vllm_specplug.compare import lossless, provenance
 from vllm_specplug.compare.arms import BASELINE, Arm, parse_arm, with_baseline
 from vllm_specplug.compare.engine import EngineProcess, on_cpu, running
-from vllm_specplug.compare.measure import Progress, measure, warm_up
+from vllm_specplug.compare.measure import Progress, measure, measure_within, warm_up
 from vllm_specplug.compare.page import render_page
 from vllm_specplug.compare.report import Measured, build_report
 from vllm_specplug.compare.report_format import write_report, write_text
@@ -43,6 +43,8 @@ class CompareSettings:
     """Prompts sent at once."""
     num_passes: int = 2
     """Times each arm answers each prompt; an even number cancels drift."""
+    budget_s: float | None = None
+    """Measure no longer than this (seconds, without start and warm-up), by using fewer prompts of each category."""
     seed: int = 0
     margin: float = 0.03
     """Ratios within 1 -/+ margin count as no difference."""
@@ -87,14 +89,12 @@ def run_compare(
         for name, engine in engines.items():
             progress(f"{name} · warm-up", 0, 0)
             warm_up(engine, list(token_ids.values()), settings.max_tokens)
-        blocks = measure(
-            engines,
-            workload.blocks(settings.batch_size),
-            token_ids,
-            settings.max_tokens,
-            settings.num_passes,
-            progress,
-        )
+        how = (token_ids, settings.max_tokens, settings.num_passes, progress)
+        if settings.budget_s is None:
+            blocks = measure(engines, workload.blocks(settings.batch_size), *how)
+        else:
+            blocks = measure_within(settings.budget_s, engines, workload.rounds(settings.batch_size), *how)
+            workload = workload.only({answer.prompt_id for block in blocks[baseline] for answer in block.answers})
         dtype = str(infos[baseline]["dtype"])
         if settings.near_tie_tolerance is None:
             settings = replace(settings, near_tie_tolerance=lossless.default_tolerance(dtype))
@@ -209,6 +209,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default=defaults.dtype, help="(%(default)s)")
     parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="prompts at once (%(default)s)")
     parser.add_argument("--passes", type=int, default=defaults.num_passes, metavar="N", help="(%(default)s)")
+    parser.add_argument("--budget-s", type=float, metavar="S", help="use as many prompts as S seconds allow")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument("--enforce-eager", action="store_true", help="no torch.compile: starts in seconds")
     parser.add_argument("--kv-cache-gib", type=float, default=defaults.kv_cache_gib, help="on a CPU (%(default)s)")
@@ -231,6 +232,7 @@ def main(args: argparse.Namespace) -> int:
         kv_cache_gib=args.kv_cache_gib,
         batch_size=args.batch_size,
         num_passes=args.passes,
+        budget_s=args.budget_s,
         seed=args.seed,
     )
     arms = [parse_arm(text) for text in args.arm]

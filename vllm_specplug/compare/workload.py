@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_specplug.errors import CompareError
@@ -66,6 +66,18 @@ class Workload:
             members = [prompt for prompt in self.prompts if prompt.category == category]
             groups += [tuple(members[start : start + size]) for start in range(0, len(members), size)]
         return groups
+
+    def rounds(self, size: int) -> list[list[tuple[Prompt, ...]]]:
+        """The same groups, dealt out so that a round has one of each category, as long as it has any left."""
+        by_category: dict[str, list[tuple[Prompt, ...]]] = {}
+        for group in self.blocks(size):
+            by_category.setdefault(group[0].category, []).append(group)
+        longest = max(map(len, by_category.values()), default=0)
+        return [[groups[turn] for groups in by_category.values() if turn < len(groups)] for turn in range(longest)]
+
+    def only(self, ids: Collection[str]) -> Workload:
+        """The prompts with these ids."""
+        return replace(self, prompts=tuple(prompt for prompt in self.prompts if prompt.id in ids))
 
 
 def load_workload(
