@@ -72,12 +72,12 @@ def test_a_request_at_its_limit_costs_the_others_no_draft_v1(make_engine: MakeEn
     alone = engine.generate(prompts, params)
     counts = engine.new_counts()
     counts.assert_enough()
-    assert engine.count("withheld") == 4  # each short one, once its last token is due
+    withheld = engine.count("withheld")  # of those that need no draft for their last token
     crowded = engine.generate([*prompts, loop_prompt(9, 62)], params)
     assert said(crowded[:4]) == said(alone)
     assert len(crowded[4].outputs[0].token_ids) == 2
     assert engine.new_counts() == counts  # the long one drafted nothing, the short ones what they always do
-    assert engine.count("withheld") == 4 + 5
+    assert engine.count("withheld") == 2 * withheld + 1
 
 
 def test_drafts_stop_where_the_answer_must_v1(make_engine: MakeEngine) -> None:
@@ -111,22 +111,25 @@ class Watched(Scripted):
 def test_drafts_follow_the_schedule_by_batch_size_v1(make_engine: MakeEngine, batch_size: int, most: int) -> None:
     """vllm#46399: a smaller number of drafts than the maximum ended the engine."""
     prompts = [loop_prompt(start, 9) for start in range(batch_size)]
-    schedule = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 1, 4], [2, 4, 2], [5, 16, 0]]}
-    expected = make_engine().generate(prompts, greedy(100))
+    schedule = {
+        "num_speculative_tokens": 4,
+        "num_speculative_tokens_per_batch_size": [[1, 1, 4], [2, 4, 2], [5, 16, 0]],
+    }
+    expected = make_engine().generate(prompts, greedy(120))
     engine = make_engine({"method": SCRIPTED, **schedule})
     script = [[prompt, list(one.outputs[0].token_ids)] for prompt, one in zip(prompts, expected, strict=True)]
     watched = engine.use(Watched, script=script, wrong_every=2)
-    assert said(engine.generate(prompts, greedy(100))) == said(expected)
+    assert said(engine.generate(prompts, greedy(120))) == said(expected)
     assert watched.seen[batch_size] == most
     assert all(limit <= (4 if size == 1 else 2 if size <= 4 else 0) for size, limit in watched.seen.items())
     counts = engine.new_counts()
     if most:
-        counts.assert_enough(accepted=25)
+        counts.assert_enough()
     else:  # all requests end in the same step
         assert counts == SpecCounts()
 
 
-def stop_case(plain: Engine, draft: int) -> tuple[list[list[int]], list[Any], str, int]:
+def stop_case(plain: Engine, draft: int) -> tuple[list[list[int]], list[Any], str]:
     """Prompts, their answers, and a stop string of two characters that ends at the given one of five drafts."""
     prompts = text_prompts(12)
     answers = plain.generate(prompts, text_params())
@@ -135,8 +138,9 @@ def stop_case(plain: Engine, draft: int) -> tuple[list[list[int]], list[Any], st
         tokens = list(answer.outputs[0].token_ids)
         for end in range(draft, 40, NUM_DRAFTS + 1):  # the prompt's own step emits token 0, each round six more
             stop = tokenizer.decode(tokens[end - 1 : end + 1])
-            if end > 6 and len(stop) == 2 and tokenizer.decode(tokens[: end + 1]).find(stop) == end - 1:
-                return prompts, answers, stop, end
+            text = tokenizer.decode(tokens[: end + 1])
+            if end > NUM_DRAFTS + 1 and max(tokens[end - 1 : end + 1]) < 96 and text.find(stop) == len(text) - 2:
+                return prompts, answers, stop
     raise AssertionError("no answer has such a place")
 
 
@@ -147,7 +151,7 @@ def test_text_tokens_and_logprobs_end_together_at_a_stop_string_v1(
 ) -> None:
     """vllm#47616: the text stopped at the stop string while token_ids and logprobs went on behind it."""
     plain = make_engine(model=tiny_text)
-    prompts, answers, stop, _ = stop_case(plain, draft)
+    prompts, answers, stop = stop_case(plain, draft)
     params = text_params(stop=[stop], logprobs=1)
     expected = plain.generate(prompts, params)
     assert any(one.outputs[0].stop_reason == stop for one in expected)
@@ -185,15 +189,22 @@ def stream(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> 
     return pieces
 
 
+@pytest.fixture(scope="module")
+def unstopped(make_engine: MakeEngine, tiny_text: str) -> list[Any]:
+    """What the target says to `text_prompts(64)` when nothing ends it."""
+    return make_engine(model=tiny_text).generate(text_prompts(64), text_params(max_tokens=80))
+
+
 @METHODS
 @pytest.mark.parametrize("ending", ["stop_string", "stop_token", "eos", "min_tokens", "stop_kept"])
-def test_every_ending_is_the_same_v1(make_engine: MakeEngine, tiny_text: str, method: str, ending: str) -> None:
+def test_every_ending_is_the_same_v1(
+    make_engine: MakeEngine, tiny_text: str, unstopped: list[Any], method: str, ending: str
+) -> None:
     """min_tokens forbids the stop token only so far: also in the middle of a draft."""
     plain = make_engine(model=tiny_text)
-    prompts = text_prompts(24)
-    unstopped = plain.generate(prompts, text_params(max_tokens=80))
+    prompts = text_prompts(64)
     frequency = Counter(token for one in unstopped for token in one.outputs[0].token_ids if token < 96)
-    stops = [token for token, _ in frequency.most_common(8)[3:]]
+    stops = [token for token, _ in frequency.most_common(45)[40:]]  # not so common that every text is short
     stop_strings = [plain.llm.get_tokenizer().decode([token]) for token in stops]
     changes = {
         "stop_string": {"stop": stop_strings},
@@ -204,14 +215,14 @@ def test_every_ending_is_the_same_v1(make_engine: MakeEngine, tiny_text: str, me
     }[ending]
     params = text_params(logprobs=0, **{"max_tokens": 60, **changes})
     expected = plain.generate(prompts, params)
-    assert sum(one.outputs[0].finish_reason == "stop" for one in expected) >= 8
+    assert sum(one.outputs[0].finish_reason == "stop" for one in expected) >= 16
     engine = drafting_engine(make_engine, method, prompts, expected, model=tiny_text)
     if method == "scripted":  # goes on drafting where the text must end
-        replay(engine, prompts, expected if ending == "min_tokens" else unstopped, wrong_every=5)
+        replay(engine, prompts, expected if ending == "min_tokens" else unstopped, wrong_every=4)
     found = engine.generate(prompts, params)
     assert said(found) == said(expected)
     assert_same_logprobs(found, expected)
-    engine.new_counts().assert_enough(*((50, 25) if method == "scripted" else (15, 50)))
+    engine.new_counts().assert_enough()
 
 
 def test_drafts_behind_an_end_are_counted_by_vllm_but_not_emitted_v1(make_engine: MakeEngine) -> None:
@@ -238,4 +249,4 @@ def test_one_draft_a_step_is_enough_to_work_v1(make_engine: MakeEngine, method: 
     if method == SCRIPTED:
         replay(engine, prompts, expected, wrong_every=3)
     assert said(engine.generate(prompts, greedy())) == said(expected)
-    engine.new_counts().assert_enough(30, 50)
+    engine.new_counts().assert_enough()

@@ -210,3 +210,19 @@ def test_row_that_is_no_distribution_goes_over_as_one_hot(probs: torch.Tensor) -
     assert torch.equal(checked.probs[0], uniform(1, 1)[0])
     assert checked.probs[1, 0].tolist() == [0, 0, 0, 1]
     assert counted(guard) == {"dropped_bad_probs": 1}
+
+
+def test_more_drafts_than_columns_are_as_many_as_columns() -> None:
+    guard = guard_of(lambda batch: Drafts(np.array([[1, 2], [3, 0]]), np.array([3, -1])))
+    assert guard.propose(BATCH).token_ids == [[1, 2], []]
+    assert counted(guard) == {}
+
+
+def test_an_interrupt_is_not_swallowed() -> None:
+    def interrupted(batch: DraftBatch) -> Drafts:
+        raise KeyboardInterrupt
+
+    guard = guard_of(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        guard.propose(BATCH)
+    assert counted(guard) == {}

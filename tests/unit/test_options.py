@@ -53,6 +53,23 @@ def test_bad_value_is_refused_by_name_in_one_line(changes: dict[str, Any], text:
     assert "\n" not in str(caught.value)
 
 
+def test_texts_say_what_was_expected_and_what_to_do() -> None:
+    texts = []
+    for changes in ({"num_speculative_tokens": 0}, {"num_speculative_tokens": None}, {"wrong_evry": 3}):
+        with pytest.raises(OptionsError) as caught:
+            resolve({**GOOD, **changes}, REGISTRY)
+        texts.append(str(caught.value))
+    assert texts == [
+        "proposer 'scripted': num_speculative_tokens is 0; expected a whole number from 1 to 128. To serve without "
+        "speculation leave --speculative-config out",
+        "proposer 'scripted': num_speculative_tokens is missing; expected a whole number from 1 to 128, e.g. "
+        '"num_speculative_tokens": 8',
+        "proposer 'scripted' has no option 'wrong_evry'; it takes: fault, fault_every, num_speculative_tokens, "
+        "num_speculative_tokens_per_batch_size, ragged, rejection_sample_method, script, synthetic_acceptance_length, "
+        "synthetic_acceptance_rates, wrong_every. Did you mean 'wrong_every'?",
+    ]
+
+
 def test_prefix_alone_makes_a_method_ours() -> None:
     assert is_ours("specplug:scripted")
     assert not any(is_ours(method) for method in ("scripted", "ngram", None, 3, "Specplug:scripted"))

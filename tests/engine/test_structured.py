@@ -1,0 +1,142 @@
+"""Answers bound to a grammar: valid, and the target's own, whatever is drafted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+from conftest import KNOWN, LOOKUP, SCRIPTED, Engine, MakeEngine, loop_prompt, replay, said
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+from vllm_specplug.testing import Fault
+
+BACKENDS = pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "ok": {"type": "boolean"},
+        "colour": {"enum": ["red", "green", "blue"]},
+        "numbers": {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 6, "maxItems": 9},
+    },
+    "required": ["ok", "colour", "numbers"],
+    "additionalProperties": False,
+}
+PROMPTS = [loop_prompt(start, 7, 90) for start in range(8)]
+
+
+def params(**changes: Any) -> SamplingParams:
+    settings: dict[str, Any] = {"temperature": 0, "max_tokens": 120, **changes}
+    return SamplingParams(structured_outputs=StructuredOutputsParams(json=SCHEMA), **settings)
+
+
+def arguments(tiny_text: str, backend: str) -> dict[str, Any]:
+    return {
+        "model": tiny_text,
+        "structured_outputs_config": {"backend": backend, "disable_any_whitespace": True},
+    }
+
+
+def check(answers: list[Any]) -> None:
+    """Each is what the schema wants, worked out without the grammar libraries."""
+    for answer in answers:
+        value = json.loads(answer.outputs[0].text)
+        assert set(value) == {"ok", "colour", "numbers"}
+        assert isinstance(value["ok"], bool)
+        assert value["colour"] in ("red", "green", "blue")
+        assert 6 <= len(value["numbers"]) <= 9
+        assert set(value["numbers"]) <= {1, 22, 333}
+
+
+def scripted(make_engine: MakeEngine, tiny_text: str, backend: str) -> Engine:
+    return make_engine({"method": SCRIPTED, "num_speculative_tokens": 5}, **arguments(tiny_text, backend))
+
+
+@BACKENDS
+def test_json_is_the_targets_own_v1(make_engine: MakeEngine, tiny_text: str, backend: str) -> None:
+    expected = make_engine(**arguments(tiny_text, backend)).generate(PROMPTS, params())
+    check(expected)
+    engine = scripted(make_engine, tiny_text, backend)
+    for options in ({"wrong_every": 3}, {"wrong_every": 5, "ragged": True}, {"wrong_every": 1}):
+        replay(engine, PROMPTS, expected, **options)
+        assert said(engine.generate(PROMPTS, params())) == said(expected)
+        # Wrong drafts are mostly cut by the grammar, before the target sees them.
+        counts = engine.new_counts()
+        assert counts.num_accepted_tokens >= (50 if options["wrong_every"] > 1 else 0)
+        assert engine.count("draft_tokens") - counts.num_accepted_tokens >= 50
+
+
+@BACKENDS
+def test_json_from_prompt_lookup_is_the_targets_own_v1(make_engine: MakeEngine, tiny_text: str, backend: str) -> None:
+    plain = make_engine(**arguments(tiny_text, backend))
+    example = plain.llm.get_tokenizer().encode('{"ok":true,"colour":"red","numbers":[1,22,333,1,22]}')
+    prompts = [[*example, *prompt] for prompt in PROMPTS]
+    expected = plain.generate(prompts, params())
+    check(expected)
+    engine = make_engine({"method": LOOKUP, "num_speculative_tokens": 4}, **arguments(tiny_text, backend))
+    engine.new_counts()
+    assert said(engine.generate(prompts, params())) == said(expected)
+    engine.new_counts().assert_enough(rejected=10)  # the grammar cuts most of those that are wrong
+
+
+@BACKENDS
+@pytest.mark.parametrize("fault", [None, *get_args(Fault)])
+def test_malformed_drafts_end_no_grammar_v1(
+    make_engine: MakeEngine, tiny_text: str, backend: str, fault: Fault | None
+) -> None:
+    """vllm#47025: a draft of -1 overflowed the grammar matcher and ended the engine.
+
+    Answers of both kinds, with a grammar and without, stand in one batch.
+    """
+    free = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    prompts = [*PROMPTS, *PROMPTS[:4]]
+    mixed = [params()] * len(PROMPTS) + [free] * 4
+    expected = make_engine(**arguments(tiny_text, backend)).generate(prompts, mixed)
+    engine = scripted(make_engine, tiny_text, backend)
+    replay(engine, prompts, expected, fault=fault, fault_every=2)
+    answers = engine.generate(prompts, mixed)
+    check(answers[: len(PROMPTS)])
+    assert said(answers) == said(expected)
+    assert engine.new_counts().num_accepted_tokens >= 50
+    assert engine.count("off") == 0
+    check(engine.generate(PROMPTS[:1], params()))
+
+
+@BACKENDS
+def test_sampled_json_is_valid_beside_drafts_with_probabilities_v1(
+    make_engine: MakeEngine, tiny_text: str, backend: str
+) -> None:
+    """vLLM cuts drafts by grammar, so those of a structured answer go over without probabilities; the others' with."""
+    q = [1 / 128] * 128
+    engine = make_engine({"method": KNOWN, "num_speculative_tokens": 3, "q": q}, **arguments(tiny_text, backend))
+    engine.new_counts()
+    free = SamplingParams(temperature=1, max_tokens=60, seed=1, ignore_eos=True)
+    answers = engine.generate(
+        [*PROMPTS, *PROMPTS[:4]],
+        [*(params(temperature=1, seed=number, max_tokens=200) for number in range(8)), *[free] * 4],
+    )
+    check(answers[:8])
+    assert {len(answer.outputs[0].token_ids) for answer in answers[8:]} == {60}
+    assert engine.count("draft_tokens") > 50
+    assert engine.count("dropped_bad_probs") == 0
+
+
+@BACKENDS
+def test_every_kind_of_grammar_keeps_its_text_v1(make_engine: MakeEngine, tiny_text: str, backend: str) -> None:
+    kinds = [
+        StructuredOutputsParams(choice=["yes, of course", "no, never", "perhaps"]),
+        StructuredOutputsParams(regex=r"[a-f]{12}-[0-9]{12}"),
+        StructuredOutputsParams(
+            grammar='root ::= "(" ("ab" | "ba") "x" "y" "z" ")" root2\nroot2 ::= "end of it"'
+            if backend == "xgrammar"
+            else 'start: "(" ("ab" | "ba") "xyz" ")" "end of it"'
+        ),
+    ]
+    prompts = [PROMPTS[number % 8] + [number] for number in range(12)]
+    each = [SamplingParams(temperature=0, max_tokens=60, structured_outputs=kinds[number % 3]) for number in range(12)]
+    expected = make_engine(**arguments(tiny_text, backend)).generate(prompts, each)
+    engine = scripted(make_engine, tiny_text, backend)
+    replay(engine, prompts, expected, wrong_every=4)
+    assert said(engine.generate(prompts, each)) == said(expected)
+    assert engine.new_counts().num_accepted_tokens >= 50
