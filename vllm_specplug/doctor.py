@@ -66,7 +66,7 @@ def _print(findings: Iterable[Finding]) -> None:
     for heading in ("what", "status", "detail"):
         table.add_column(heading, overflow="fold")
     for finding in findings:
-        table.add_row(finding.what, Text(finding.status, _STYLES[finding.status]), finding.detail)
+        table.add_row(Text(finding.what), Text(finding.status, _STYLES[finding.status]), Text(finding.detail))
     Console().print(table)
 
 
@@ -135,7 +135,10 @@ def _runner() -> Finding:
 
 
 def _sampling() -> Finding:
-    device, state = sampling.probe_installed()
+    try:
+        device, state = sampling.probe_installed()
+    except Exception as error:  # no device, a broken installation: doctor is there to say so
+        return Finding("sampling", "missing", f"vLLM's sampler cannot be tried here: {type(error).__name__}: {error}")
     what = f"sampling on {device}"
     if state.is_right:
         return Finding(what, "ok", "the installed rejection sampler is right, nothing is replaced")

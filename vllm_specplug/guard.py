@@ -17,7 +17,7 @@ import numpy as np
 
 from vllm_specplug.errors import ProposerError, ShapeError
 from vllm_specplug.metrics import Counts
-from vllm_specplug.proposer import DraftBatch, Drafts, EngineInfo, Proposer
+from vllm_specplug.proposer import DraftBatch, Drafts, EngineInfo, IntArray, Proposer
 
 if TYPE_CHECKING:
     import torch
@@ -64,14 +64,15 @@ class Guard:
         if self.off:
             return nothing
         self.counts.add("steps")
+        limits = batch.max_drafts.copy()  # the proposer may write into the batch's
         try:
             drafts = self.proposer.propose(batch)
-            checked = self._check(drafts, batch, without_probs)
+            checked = self._check(drafts, batch, limits, without_probs)
         except ShapeError as error:
             self.counts.add("dropped_bad_rows")
             self._failed(error)
             return nothing
-        except Exception as error:  # a drafter may crash in any way; the request goes on
+        except (Exception, SystemExit) as error:  # a drafter may crash in any way; the request goes on
             self.counts.add("failures")
             self._failed(error)
             return nothing
@@ -87,18 +88,18 @@ class Guard:
             self.counts.add("failures")
             self._failed(error)
 
-    def _check(self, drafts: Drafts, batch: DraftBatch, without_probs: Collection[int]) -> Checked:
+    def _check(self, drafts: Drafts, batch: DraftBatch, limits: IntArray, without_probs: Collection[int]) -> Checked:
         token_ids, num_drafts = self._arrays(drafts, batch)
         width = token_ids.shape[1]
         column = np.arange(width)
-        kept = np.minimum(num_drafts, batch.max_drafts)
+        kept = np.minimum(num_drafts, limits)
         if (num_drafts > kept).any():
             row = int(np.argmax(num_drafts > kept))
             self.counts.add("dropped_too_many", int((num_drafts - kept).sum()))
             self._say_once(
                 "too_many",
                 f"returned {num_drafts[row]} tokens for request {batch.req_ids[row]}, at most "
-                f"{batch.max_drafts[row]} were asked for; the last {num_drafts[row] - kept[row]} were dropped",
+                f"{limits[row]} were asked for; the last {num_drafts[row] - kept[row]} were dropped",
             )
         bad = (column < kept[:, None]) & ((token_ids < 0) | (token_ids >= self._engine.vocab_size))
         if bad.any():
@@ -129,7 +130,7 @@ class Guard:
                 f"returned num_drafts of shape {num_drafts.shape} and type {num_drafts.dtype}, expected whole numbers "
                 f"of shape [{batch.num_reqs}]"
             )
-        return token_ids, np.clip(num_drafts, 0, token_ids.shape[1])
+        return token_ids, np.clip(num_drafts.astype(np.int64), 0, token_ids.shape[1])
 
     def _probs(
         self,
@@ -176,7 +177,7 @@ class Guard:
         self.counts.add("dropped_bad_probs")
         self._say_once("bad_probs", f"{what}; from there on, a request's drafts go over without probabilities")
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         self._failures_in_a_row += 1
         kind = f"{type(error).__name__}: {error}"
         if kind not in self._said and len(self._said) < 20:

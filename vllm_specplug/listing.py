@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from vllm_specplug import registry
 from vllm_specplug.errors import ConfigError
@@ -39,7 +40,7 @@ def main(as_json: bool = False) -> int:
     """Print the proposers; 1 if one of them cannot be imported, else 0."""
     found = rows()
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(found, indent=2, default=str))
     else:
         _print(found)
     return 1 if any("error" in row for row in found) else 0
@@ -51,7 +52,7 @@ def _print(found: list[dict[str, Any]]) -> None:
         table.add_column(heading, overflow="fold")
     for row in found:
         if "error" in row:
-            table.add_row(row["name"], "", "", "", f"[red]{row['error']}[/red]", row["from"])
+            table.add_row(row["name"], "", "", "", Text(row["error"], "red"), Text(row["from"]))
             continue
         options = "\n".join(
             f"{name}: {about['type']}" + (f" = {about['default']}" if "default" in about else " (required)")
@@ -62,8 +63,8 @@ def _print(found: list[dict[str, Any]]) -> None:
             row["reads"],
             "yes" if row["gives_probs"] else "no",
             ", ".join(row["runners"]),
-            options or "none",
-            f"{row['from']}\n{row['target']}",
+            Text(options or "none"),
+            Text(f"{row['from']}\n{row['target']}"),
         )
     Console().print(table)
 

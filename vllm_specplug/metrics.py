@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -21,9 +22,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from prometheus_client import REGISTRY, CollectorRegistry, Counter
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+logger = logging.getLogger(__name__)
 
 #: Inherited by engine and worker processes, so that all of a server's counts meet in one folder.
 FOLDER_VARIABLE = "SPECPLUG_COUNTERS_DIR"
@@ -36,6 +39,7 @@ _DROP_HELP = (
     "vocabulary on (bad_id), answers of the wrong shape (bad_rows), probabilities that are none (bad_probs) or differ "
     "between tensor-parallel ranks (ranks_differ)."
 )
+_OFF_HELP = "Workers in which the proposer was switched off."
 _COUNTERS = {
     "steps": ("specplug_propose_steps", "Steps in which the proposer was asked for drafts."),
     "draft_tokens": ("specplug_draft_tokens", "Draft tokens handed to vLLM, before it trims them."),
@@ -87,17 +91,22 @@ def counts_for_worker(proposer: str) -> Counts:
     return Counts(proposer, Path(folder) if folder and Path(folder).is_dir() else None)
 
 
-def prepare_front_end(registry: CollectorRegistry = REGISTRY) -> Path:
+def prepare_front_end(registry: CollectorRegistry = REGISTRY) -> Path | None:
     """Make the folder that workers started from here will count in, and show it on `registry`. Repeatable.
 
     Returns:
-        The folder; removed when this process ends.
+        The folder, removed when this process ends; None where there is no place to write: workers then count for
+        themselves, since a server should not die of its counters.
     """
     known = os.environ.get(FOLDER_VARIABLE)
     if known and Path(known).is_dir():
         folder = Path(known)
     else:
-        folder = Path(tempfile.mkdtemp(prefix="specplug-counters-"))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="specplug-counters-"))
+        except OSError as error:
+            logger.warning("no specplug_ metrics on /metrics: no temporary folder can be made (%s); set TMPDIR", error)
+            return None
         os.environ[FOLDER_VARIABLE] = str(folder)
         atexit.register(_remove_if_owner, folder, os.getpid())
     if registry not in _shown_on:
@@ -123,9 +132,7 @@ class CountsCollector(Collector):
                 family.add_metric([proposer], values[slot])
             yield family
         dropped = CounterMetricFamily("specplug_drafts_dropped", _DROP_HELP, labels=["proposer", "reason"])
-        off = GaugeMetricFamily(
-            "specplug_proposer_off", "Workers in which the proposer was switched off.", labels=["proposer"]
-        )
+        off = GaugeMetricFamily("specplug_proposer_off", _OFF_HELP, labels=["proposer"])
         for proposer, values in totals.items():
             for reason in DROP_REASONS:
                 dropped.add_metric([proposer, reason], values[f"dropped_{reason}"])
@@ -151,15 +158,18 @@ def _multiprocess_mode() -> bool:
 
 
 @functools.cache
-def _native_metrics() -> dict[str, Counter]:
+def _native_metrics() -> dict[str, Counter | Gauge]:
     """prometheus_client's own counters; its multi-process mode brings them to whoever is scraped."""
-    metrics = {slot: Counter(name, text, ["proposer"]) for slot, (name, text) in _COUNTERS.items()}
+    metrics: dict[str, Counter | Gauge] = {
+        slot: Counter(name, text, ["proposer"]) for slot, (name, text) in _COUNTERS.items()
+    }
+    metrics["off"] = Gauge("specplug_proposer_off", _OFF_HELP, ["proposer"], multiprocess_mode="livesum")
     return metrics | {"dropped": Counter("specplug_drafts_dropped", _DROP_HELP, ["proposer", "reason"])}
 
 
-def _native_counters(proposer: str) -> dict[str, Counter]:
+def _native_counters(proposer: str) -> dict[str, Any]:
     metrics = _native_metrics()
-    native = {slot: metrics[slot].labels(proposer) for slot in _COUNTERS}
+    native = {slot: metrics[slot].labels(proposer) for slot in (*_COUNTERS, "off")}
     return native | {f"dropped_{reason}": metrics["dropped"].labels(proposer, reason) for reason in DROP_REASONS}
 
 

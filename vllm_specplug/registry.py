@@ -10,13 +10,14 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 from vllm_specplug.errors import ConfigError, UnknownProposerError
-from vllm_specplug.proposer import Proposer
+from vllm_specplug.proposer import Capabilities, Proposer, ProposerOptions
 
 GROUP = "vllm_specplug.proposers"
 
@@ -106,10 +107,18 @@ def load_class(target: str, label: str) -> type[Proposer]:
     except Exception as error:  # whatever an outsider's module raises at import
         raise ConfigError(
             f"{label} cannot be imported from {target!r}: {type(error).__name__}: {error}; "
-            "check that it is installed in this environment"
+            "check that it is installed in this environment, or name its folder in PYTHONPATH"
         ) from error
     if not (isinstance(found, type) and issubclass(found, Proposer)):
         raise ConfigError(f"{label}: {target!r} is not a subclass of vllm_specplug.Proposer; derive it from that class")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise ConfigError(f"{label}: {target!r} does not implement {missing}; write it")
+    options, capabilities = found.Options, found.capabilities
+    if not (isinstance(options, type) and issubclass(options, ProposerOptions)):
+        raise ConfigError(f"{label}: Options of {target!r} is {options!r}, expected a subclass of ProposerOptions")
+    if not isinstance(capabilities, Capabilities):
+        raise ConfigError(f"{label}: capabilities of {target!r} is {capabilities!r}, expected Capabilities(...)")
     return found
 
 

@@ -24,7 +24,15 @@ from vllm_specplug.proposer import (
 )
 
 Fault = Literal[
-    "out_of_vocabulary", "minus_one", "too_many", "too_few_rows", "not_drafts", "raise", "raise_in_forget", "write"
+    "out_of_vocabulary",
+    "minus_one",
+    "too_many",
+    "too_few_rows",
+    "not_drafts",
+    "raise",
+    "raise_in_forget",
+    "write",
+    "overwrite",
 ]
 
 
@@ -110,6 +118,12 @@ class Scripted(Proposer):
             return Drafts.from_lists([[*row[:1], -1, -1] for row in rows])
         if fault == "write":
             batch.token_ids[0, 0] = 0
+        if fault == "overwrite":
+            batch.max_drafts[:] = self.engine.num_speculative_tokens + 9
+            batch.num_tokens[:] = 1
+            if batch.temperatures is not None:
+                batch.temperatures[:] = 5
+            return Drafts.from_lists([[*row, *([1] * 9)] for row in rows])
         return Drafts.from_lists(rows)
 
 

@@ -226,3 +226,22 @@ def test_an_interrupt_is_not_swallowed() -> None:
     with pytest.raises(KeyboardInterrupt):
         guard.propose(BATCH)
     assert counted(guard) == {}
+
+
+def test_limits_hold_against_a_proposer_that_writes_into_the_batch() -> None:
+    def overwrite(batch: DraftBatch) -> Drafts:
+        batch.max_drafts[:] = 99
+        return Drafts.from_lists([[1] * 9, [1] * 9])
+
+    guard = guard_of(overwrite)
+    assert guard.propose(batch_of([[0], [0]], max_drafts=[3, 2])).token_ids == [[1] * 3, [1] * 2]
+    assert counted(guard) == {"dropped_too_many": 13}
+
+
+def test_proposer_that_exits_costs_one_step() -> None:
+    def leave(batch: DraftBatch) -> Drafts:
+        raise SystemExit(3)
+
+    guard = guard_of(leave)
+    assert guard.propose(BATCH).token_ids == [[], []]
+    assert counted(guard) == {"failures": 1}

@@ -7,6 +7,7 @@ that can be refused is refused here, in the front-end, before weights load.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, get_args
@@ -72,21 +73,22 @@ def install() -> list[Callable[[], None]]:
 
 
 def _create_speculative_config(original: Callable[..., Any]) -> Callable[..., Any]:
-    def create_speculative_config(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
+    def create_speculative_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         asked = _asked_for(self)
         if asked is None:
-            return original(self, target_model_config, target_parallel_config)
+            return original(self, *args, **kwargs)
         contract.require()
         spec = options.resolve(asked)
         from vllm_specplug.bridge.speculative_config import SpecplugConfig
 
+        target = inspect.signature(original).bind(self, *args, **kwargs).arguments
         return SpecplugConfig(
             specplug=spec,
             method="custom_class",
             model=_V1_DRAFTER,
             num_speculative_tokens=spec.num_speculative_tokens,
-            target_model_config=target_model_config,
-            target_parallel_config=target_parallel_config,
+            target_model_config=target["target_model_config"],
+            target_parallel_config=target["target_parallel_config"],
             **spec.engine_keys,
         )
 
@@ -114,25 +116,39 @@ def _create_engine_config(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _asked_for(engine_args: Any) -> dict[str, Any] | None:
     """The speculative configuration of these arguments, if it is for us; keys as vLLM normalises them."""
-    from vllm.config.speculative import SpeculativeMethod
-
     raw = engine_args.speculative_config
     if not isinstance(raw, Mapping):
         return None
     asked = {str(key).replace("-", "_"): value for key, value in raw.items()}
     method = asked.get("method")
-    if options.is_ours(method):
-        pass
-    elif not (isinstance(method, str) and method in installed() and method not in _literals(SpeculativeMethod)):
-        return None  # a bare name is ours only where vLLM has no such method
-    spec_tokens = getattr(engine_args, "spec_tokens", None)
-    if spec_tokens is not None:
-        if "num_speculative_tokens" in asked:
+    if not options.is_ours(method) and not _is_ours_alone(method):
+        return None
+    for flag, key in (("spec_method", "method"), ("spec_model", "model"), ("spec_tokens", "num_speculative_tokens")):
+        value = getattr(engine_args, flag, None)
+        if value is None:
+            continue
+        if key in asked:
             raise ConfigError(
-                "--spec-tokens and --speculative-config['num_speculative_tokens'] both say how much to draft; give one"
+                f"--{flag.replace('_', '-')} and --speculative-config['{key}'] are both given ({value!r} and "
+                f"{asked[key]!r}); give one"
             )
-        asked["num_speculative_tokens"] = spec_tokens
+        asked[key] = value
     return asked
+
+
+def _is_ours_alone(method: object) -> bool:
+    """Whether a bare name is a proposer of ours and no method of this vLLM.
+
+    Asked of everybody's configuration, so it must not fail for people who do not use us.
+    """
+    if not isinstance(method, str):
+        return False
+    try:
+        from vllm.config.speculative import SpeculativeMethod
+
+        return method not in _literals(SpeculativeMethod) and method in installed()
+    except (ImportError, ConfigError):
+        return False
 
 
 def check(config: VllmConfig, spec: ProposerSpec) -> None:

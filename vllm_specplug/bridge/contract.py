@@ -37,7 +37,7 @@ class HookPoint:
         module_name, _, attributes = self.path.partition(":")
         try:
             found = importlib.import_module(module_name)
-        except ImportError as error:
+        except Exception as error:  # a broken installation fails in many ways
             return f"module {module_name} cannot be imported: {error}"
         for attribute in attributes.split("."):
             if not hasattr(found, attribute):

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from vllm_specplug.bridge import contract
 from vllm_specplug.cpu_preload import cpu_environment
 from vllm_specplug.errors import ConfigError
 
@@ -39,6 +40,10 @@ def serve(arguments: Sequence[str]) -> int:
             # The dynamic linker reads it at start only, so start again.
             os.execve(sys.executable, [sys.executable, "-m", "vllm_specplug", "serve", *arguments], environment)
         _answer_for_vllm()
+    elif _version("vllm") is None:
+        raise ConfigError(next(contract.problems()))
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: a proposer may lie in the current folder
     from vllm.entrypoints.cli.main import main
 
     sys.argv = ["vllm", "serve", *arguments]

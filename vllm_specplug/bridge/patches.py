@@ -1,7 +1,7 @@
 """Wrapping an attribute of somebody else's class or module, so that it can be seen and undone.
 
-Knows nothing of vLLM. A patch keeps the original, refuses an attribute that is missing or lacks the parameters relied
-on, is harmless when applied twice, and has an undo.
+Knows nothing of vLLM. A patch keeps the original, refuses an attribute that is missing, is harmless when applied twice,
+and has an undo; `contract` checks before that the attribute takes the parameters relied on.
 """
 
 from __future__ import annotations

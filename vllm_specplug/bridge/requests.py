@@ -25,7 +25,7 @@ def parse_max_drafts(extra_args: Mapping[str, Any] | None) -> int | None:
     if not extra_args:
         return None
     for key in extra_args:
-        if key.startswith(_PREFIX) and key != KEY:
+        if isinstance(key, str) and key.startswith(_PREFIX) and key != KEY:
             raise ValueError(
                 f"unknown request option {key!r}; vllm-specplug knows {KEY!r} (a whole number of 0 or more)"
             )

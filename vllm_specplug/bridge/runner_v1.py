@@ -143,7 +143,8 @@ class V1Drafter:
             num_tokens=num_tokens,
             num_new_tokens=num_new_tokens,
             max_drafts=max_drafts,
-            temperatures=None if sampling_metadata.all_greedy else sampling_metadata.temperature[:num_reqs],
+            # Copies: what a proposer writes must not reach the sampler.
+            temperatures=None if sampling_metadata.all_greedy else sampling_metadata.temperature[:num_reqs].clone(),
             hidden_states=hidden_states,
             **self._generators(limits, num_tokens, max_drafts),
         )
@@ -196,19 +197,27 @@ class V1Drafter:
         """
         mine = 0
         if checked.probs is not None:
-            drawn = [
-                checked.probs[row, column, token]
-                for row, tokens in enumerate(checked.token_ids)
-                for column, token in enumerate(tokens)
-            ]
-            content = torch.stack(drawn).cpu().numpy().tobytes() + repr(checked.token_ids).encode()
-            mine = zlib.crc32(content) + 1
+            mine = _checksum(checked.token_ids, checked.probs)
         bounds = torch.tensor([mine, -mine])
         torch.distributed.all_reduce(bounds, torch.distributed.ReduceOp.MAX, group=self._ranks.cpu_group)
         if int(bounds[0]) == -int(bounds[1]):
             return checked
         self.guard.counts.add("dropped_ranks_differ")
         return Checked(checked.token_ids, None)
+
+
+def _checksum(token_ids: Sequence[Sequence[int]], probs: torch.Tensor) -> int:
+    """A number above 0 that differs when any drafted token, or any bit of its distribution, does.
+
+    Args:
+        token_ids: drafts of each request.
+        probs: [num_reqs, width, vocab_size] float32; columns without a draft do not count.
+    """
+    places = [(row, column) for row, tokens in enumerate(token_ids) for column in range(len(tokens))]
+    kept = probs[torch.tensor(places, device=probs.device).T.unbind()].contiguous()
+    bits = kept.view(torch.int32).flatten().long()
+    weights = torch.arange(1, 2 * len(bits), 2, device=bits.device)  # odd, so that no bit falls out of the wrapping sum
+    return zlib.crc32(f"{int((bits * weights).sum())} {token_ids}".encode()) + 1
 
 
 def _last_accepted(
@@ -228,7 +237,7 @@ def _last_accepted(
         [num_reqs, hidden_size].
     """
     if num_draft_tokens is None:
-        return sample_hidden_states[: len(num_new_tokens)]
+        return sample_hidden_states[: len(num_new_tokens)].clone()
     ends = np.cumsum(np.asarray(num_draft_tokens) + 1)
     starts = np.concatenate(([0], ends[:-1]))
     rows = starts + np.maximum(num_new_tokens - 1, 0)
@@ -313,6 +322,10 @@ def _update_states(original: Callable[..., Any]) -> Callable[..., Any]:
             again = [new.req_id for new in scheduler_output.scheduled_new_reqs if new.req_id in self.requests]
             preempted = scheduler_output.preempted_req_ids or ()
             drafter.forget([*scheduler_output.finished_req_ids, *preempted, *again])
+            if again or preempted or scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+                # vLLM may schedule placeholders for these, and finds probabilities by request id: those of the step
+                # before would be taken for theirs. Drafts without probabilities are exact.
+                self._draft_probs = self._draft_prob_req_ids = None
         return original(self, scheduler_output)
 
     return _update_states

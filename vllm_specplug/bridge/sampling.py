@@ -97,9 +97,8 @@ def mend(device: str) -> SamplingState:
     state = probe(device)
     if state.is_right:
         return state
-    already = patches.is_wrapped(rejection_sampler, "expand_batch_to_tokens") or patches.is_wrapped(
-        rejection_sampler, "_rejection_random_sample"
-    )
+    names = ("expand_batch_to_tokens", "_rejection_random_sample", "apply_sampling_constraints")
+    already = any(patches.is_wrapped(rejection_sampler, name) for name in names)
     if not state.expand_is_right:
         patches.wrap(rejection_sampler, "expand_batch_to_tokens", lambda original: expand_batch_to_tokens)
     if not state.placeholders_are_refused:

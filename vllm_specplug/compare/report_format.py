@@ -208,6 +208,23 @@ def write_text(text: str, path: str | Path) -> None:
         raise CompareError(f"cannot write {target}: {error.strerror or error}") from error
 
 
+def check_writable(path: str | Path) -> None:
+    """Refuse a place where `write_text` would fail; leaves nothing but the folder.
+
+    Raises:
+        CompareError: nothing can be written there.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
+            pass
+    except OSError as error:
+        raise CompareError(f"cannot write {target}: {error.strerror or error}; name another file") from error
+
+
 def read_report(path: str | Path) -> dict[str, Any]:
     """Read and check a report.
 

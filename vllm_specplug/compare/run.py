@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,12 +20,22 @@ from vllm_specplug.compare.engine import EngineProcess, on_cpu, running
 from vllm_specplug.compare.measure import Progress, measure, measure_within, warm_up
 from vllm_specplug.compare.page import render_page
 from vllm_specplug.compare.report import Measured, build_report
-from vllm_specplug.compare.report_format import write_report, write_text
+from vllm_specplug.compare.report_format import check_writable, write_report, write_text
 from vllm_specplug.compare.terminal import print_report, show_progress
 from vllm_specplug.compare.workload import Workload, load_workload
 from vllm_specplug.errors import CompareError
 
 GIB = 1 << 30
+
+#: How the command line calls settings, for errors.
+_FLAGS = {
+    "max_tokens": "--max-tokens",
+    "batch_size": "--batch-size",
+    "num_passes": "--passes",
+    "max_model_len": "--max-model-len",
+    "kv_cache_gib": "--kv-cache-gib",
+    "budget_s": "--budget-s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +64,14 @@ class CompareSettings:
     """Log-probability; None: 0.05, in float32 0."""
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "batch_size", "num_passes"):
-            if getattr(self, name) < 1:
-                raise CompareError(f"{name} is {getattr(self, name)}, expected 1 or more")
+        for name in ("max_tokens", "batch_size", "num_passes", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise CompareError(f"{_FLAGS.get(name, name)} is {value}, expected 1 or more")
+        for name in ("kv_cache_gib", "budget_s"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise CompareError(f"{_FLAGS[name]} is {value}, expected a number above 0")
 
 
 def run_compare(
@@ -77,6 +94,8 @@ def run_compare(
         CompareError: the experiment cannot be run, naming the arm at fault. Nothing is written.
     """
     settings = settings or CompareSettings()
+    if importlib.util.find_spec("scipy") is None:
+        raise CompareError("comparing needs scipy, which is not installed; pip install 'vllm-specplug[compare]'")
     arms = with_baseline(arms, baseline)
     started_at, start = datetime.now(UTC), time.perf_counter()
     with running(arms) as processes:
@@ -259,13 +278,15 @@ def run_and_show(
     Raises:
         CompareError: the experiment cannot be run; nothing is written then.
     """
+    for path in filter(None, (out, html)):
+        check_writable(path)  # now, not after an hour of measuring
     with show_progress() as progress:
         report = run_compare(model, arms, workload, settings, baseline=baseline, argv=sys.argv, progress=progress)
+    print_report(report, file=sys.stderr if as_json else sys.stdout)
     if out:
         write_report(report, out)
     if html:
         write_text(render_page(report), html)
-    print_report(report, file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps(report, ensure_ascii=False, allow_nan=False))
     return report

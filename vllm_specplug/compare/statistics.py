@@ -17,7 +17,6 @@ from operator import add
 from typing import Any, TypeAlias
 
 import numpy as np
-from scipy import stats
 
 from vllm_specplug.compare.measure import Answer, Block, DraftCounts
 
@@ -181,6 +180,8 @@ def expanded_level(num_samples: int, num_strata: int) -> float:
         num_samples: over all strata; n is the mean size of a stratum.
     Source: Hesterberg 2015, arXiv:1411.5279, section 3.3 (expanded percentile interval).
     """
+    from scipy import stats  # here, not at the top: of the extra [compare], and the command line imports this module
+
     mean_size = num_samples / num_strata
     t = stats.t.ppf(0.975, num_samples - num_strata)
     return float(1 - 2 * stats.norm.cdf(-math.sqrt(mean_size / (mean_size - 1)) * t))
@@ -193,6 +194,8 @@ def _log_ratio(table: Floats, axis: int = -1) -> Any:
 
 
 def _interval(samples: tuple[Any, ...], statistic: Any, point: float, level: float, seed: int) -> tuple[float, float]:
+    from scipy import stats
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
         warnings.filterwarnings("ignore", category=RuntimeWarning)
