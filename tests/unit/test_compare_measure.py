@@ -157,7 +157,7 @@ def test_engine_arguments_of_an_arm_win() -> None:
 
 
 def test_settings_that_measure_nothing_are_refused() -> None:
-    with pytest.raises(CompareError, match="num_passes is 0, expected 1 or more"):
+    with pytest.raises(CompareError, match="--passes is 0, expected 1 or more"):
         CompareSettings(num_passes=0)
 
 

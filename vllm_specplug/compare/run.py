@@ -278,8 +278,9 @@ def run_and_show(
     Raises:
         CompareError: the experiment cannot be run; nothing is written then.
     """
-    for path in filter(None, (out, html)):
-        check_writable(path)  # now, not after an hour of measuring
+    for path in (out, html):
+        if path:
+            check_writable(path)  # now, not after an hour of measuring
     with show_progress() as progress:
         report = run_compare(model, arms, workload, settings, baseline=baseline, argv=sys.argv, progress=progress)
     print_report(report, file=sys.stderr if as_json else sys.stdout)
