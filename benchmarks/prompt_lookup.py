@@ -67,7 +67,9 @@ class Case:
         self.ours_s: list[float] = []
         self.vllm_s: list[float] = []
         engine = EngineInfo(VOCAB, 1, limit, num_reqs, NUM_DRAFTS, "cpu", "float32", 0)
-        self.ours = PromptLookup(PromptLookupOptions(min_ngram=WINDOW[0], max_ngram=WINDOW[1]), engine)
+        self.ours = PromptLookup(
+            PromptLookupOptions(min_ngram=WINDOW[0], max_ngram=WINDOW[1], drafts_per_match=None), engine
+        )
         self.ours.load(None)  # type: ignore[arg-type]
         self.vllm = NgramProposer(vllm_config(limit, num_reqs))  # type: ignore[arg-type]
         self.ingest_s: list[float] = []

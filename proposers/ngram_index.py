@@ -208,7 +208,21 @@ def _fetch_text(text, pointer, size, lengths, mask, mixed):  # type: ignore[no-u
 
 @compiled
 def step(  # type: ignore[no-untyped-def]
-    token_ids, num_tokens, num_new, max_drafts, slots, state, lengths, powers, base, mask, budgets, out, counts, todo
+    token_ids,
+    num_tokens,
+    num_new,
+    max_drafts,
+    slots,
+    state,
+    lengths,
+    powers,
+    base,
+    mask,
+    budgets,
+    per_match,
+    out,
+    counts,
+    todo,
 ):
     """Take in what is new in each row and draft. Calling it again with the same rows gives the same drafts.
 
@@ -220,6 +234,7 @@ def step(  # type: ignore[no-untyped-def]
         lengths, powers, base, mask: see `_take_in`.
         budgets: [2] int64, most tokens of backlogs to take in now: of requests that read their prompt, and of requests
             that wait for drafts; what was taken in is subtracted.
+        per_match: tokens to draft at most for each token that matched; 0: no limit.
         out: [num_reqs, width] int32 and counts: [num_reqs] int32, the drafts.
         todo: [num_reqs] uint8, what each row asks of its owner.
     Returns:
@@ -290,7 +305,15 @@ def step(  # type: ignore[no-untyped-def]
 
         if stop < count or line[MATCH] == 0 or num_new[row] == 0:
             continue
-        for j in range(max_drafts[row]):
+        limit = max_drafts[row]
+        if per_match > 0:
+            end, matched = line[MATCH] - 1, 1
+            while (
+                matched * per_match < limit and end >= matched and tokens[end - matched] == tokens[count - 1 - matched]
+            ):
+                matched += 1
+            limit = min(limit, matched * per_match)
+        for j in range(limit):
             source = line[MATCH] + j
             # Past the end of the text the copy goes on into the draft: a loop of any period gets a full draft.
             out[row, j] = tokens[source] if source < count else out[row, source - count]
@@ -312,6 +335,7 @@ _SIGNATURE = int64(
     _array(uint64, 1, "C", True),
     *(uint64, uint64),
     _array(int64, 1, "C", False),
+    int64,
     _array(int32, 2, "C", False),
     _array(int32, 1, "C", False),
     _array(uint8, 1, "C", False),

@@ -5,7 +5,8 @@ input (code editing, summaries, forms) or themselves.
 
 Rule: take the last n tokens, longest n first, from `max_ngram` down to `min_ngram`; find their most recent earlier
 occurrence; draft a copy of what followed it. Where the copy reaches the end of the text it goes on into the draft
-itself, so a text that loops with period 2 still gets a full draft.
+itself, so a text that loops with period 2 still gets a full draft. A short match is a weak hint: the draft is at most
+`drafts_per_match` times as long as the match, however far that goes back.
 
 This module knows when to index what and who owns the memory; `proposers.ngram_index` holds the compiled kernels.
 
@@ -53,6 +54,10 @@ class PromptLookupOptions(ProposerOptions):
     """Shortest match to draft from. 1 drafts nearly always; 2 or 3 drafts more rarely and more surely."""
     max_ngram: int = Field(default=4, ge=1, le=1024)
     """Longest match to look for. A window of more than 16 lengths is indexed at 16 lengths spread evenly by ratio."""
+
+    drafts_per_match: int | None = Field(default=2, ge=1)
+    """Tokens to draft at most for each token that matched: a longer match is a surer one. None: always as many as
+    allowed, which pays where checking drafts costs nothing."""
 
     @model_validator(mode="after")
     def _ordered(self) -> PromptLookupOptions:
@@ -133,10 +138,11 @@ class PromptLookup(Proposer):
         counts = np.empty(num_reqs, np.int32)
         todo = np.empty(num_reqs, np.uint8)
         budgets = self._budgets.copy()
+        per_match = self.options.drafts_per_match or 0
 
         def step() -> int:
             rows = (batch.token_ids, num_tokens, num_new, max_drafts, slots, self._state)
-            return int(self._kernels.step(*rows, *self._window, self._mask, budgets, out, counts, todo))
+            return int(self._kernels.step(*rows, *self._window, self._mask, budgets, per_match, out, counts, todo))
 
         if step() and self._serve(slots, todo, num_tokens):
             step()  # again, now that every row has a table: rows that had one give the same drafts as before

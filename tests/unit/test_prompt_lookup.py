@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from proposers import prompt_lookup
 from proposers.prompt_lookup import PromptLookup, PromptLookupOptions
 from vllm_specplug.proposer import DraftBatch, EngineInfo
+from vllm_specplug.testing import batch_of, engine_of
 
 NUM_DRAFTS = 6
 UNDEFINED = -(2**31)  # what the columns beyond num_tokens hold: a draft that shows it has read too far
@@ -28,7 +29,9 @@ def make(min_ngram: int = 1, max_ngram: int = 4, max_model_len: int = 4096) -> P
         dtype="float32",
         seed=0,
     )
-    proposer = PromptLookup(PromptLookupOptions(min_ngram=min_ngram, max_ngram=max_ngram), engine)
+    proposer = PromptLookup(
+        PromptLookupOptions(min_ngram=min_ngram, max_ngram=max_ngram, drafts_per_match=None), engine
+    )
     proposer.load(None)  # type: ignore[arg-type]
     return proposer
 
@@ -352,3 +355,24 @@ def test_kernels_are_compiled_by_load_and_for_no_other_types_later() -> None:
     proposer = make()
     draft(proposer, [1, 2, 1])
     assert len(proposer._kernels.step.signatures) == 1
+
+
+@pytest.mark.parametrize(
+    ("per_match", "matched", "expected"),
+    [(2, 1, 2), (2, 2, 4), (2, 3, 6), (2, 4, 8), (2, 7, 8), (1, 3, 3), (3, 1, 3), (20, 1, 8), (None, 1, 8)],
+)
+def test_draft_is_no_longer_than_the_match_warrants(per_match: int | None, matched: int, expected: int) -> None:
+    phrase = list(range(1, matched + 1))
+    text = [90, *phrase, *range(20, 32), 91, *phrase]
+    proposer = PromptLookup(PromptLookupOptions(drafts_per_match=per_match), engine_of(vocab_size=100))
+    proposer.load(None)  # type: ignore[arg-type]
+    assert proposer.propose(batch_of([text], max_drafts=8)).to_lists() == [list(range(20, 20 + expected))]
+
+
+def test_loop_gets_a_full_draft_whatever_its_period() -> None:
+    proposer = PromptLookup(PromptLookupOptions(), engine_of(vocab_size=100))
+    proposer.load(None)  # type: ignore[arg-type]
+    for period in (1, 2, 3):
+        loop = [index % period + 5 for index in range(20)]
+        drafts = proposer.propose(batch_of([loop], max_drafts=8, req_ids=[f"period {period}"])).to_lists()
+        assert drafts == [[index % period + 5 for index in range(20, 28)]]
