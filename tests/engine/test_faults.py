@@ -29,6 +29,7 @@ COUNTER = {
     "raise": "failures",
     "raise_in_forget": "failures",
     "write": "failures",
+    "overwrite": "dropped_too_many",
 }
 LOSES_THE_STEP = ("too_few_rows", "not_drafts", "raise", "write")
 
