@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 
 from vllm_specplug.bridge import contract
@@ -117,13 +118,14 @@ def test_draft_longer_than_a_step_is_refused_v1(tiny: str) -> None:
 
 def test_v2_runner_forced_is_refused_v1(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen elsewhere as a healthy server on which the plugin's hooks silently do nothing (IBM/vLLM-Hook#33)."""
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    # Not the environment: vLLM reads that once, when the first engine of a process starts.
+    monkeypatch.setattr(envs, "VLLM_USE_V2_MODEL_RUNNER", True, raising=False)
     with pytest.raises(ValueError, match=r"V2"):
         configure(tiny, LOOKUP)
 
 
 def test_v1_runner_forced_is_accepted_v1(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    monkeypatch.setattr(envs, "VLLM_USE_V2_MODEL_RUNNER", False, raising=False)
     config = configure(tiny, LOOKUP)
     assert not config.use_v2_model_runner
     assert proposer_spec(config.speculative_config) is not None
