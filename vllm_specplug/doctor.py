@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vllm_specplug import registry
+from vllm_specplug import plugin, registry
 from vllm_specplug.bridge import contract, sampling
 from vllm_specplug.errors import SpecplugError
 
@@ -89,8 +89,8 @@ def _plugin_loading() -> Iterator[Finding]:
             "install vllm-specplug into this environment",
         )
         return
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is not None and "specplug" not in allowed.split(","):
+    allowed = plugin.excluded_by()
+    if allowed is not None:
         yield Finding(
             "plugin",
             "missing",

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import sys
 
 logger = logging.getLogger(__name__)
+
+
+def excluded_by() -> str | None:
+    """Value of VLLM_PLUGINS if it keeps vLLM from loading us, else None."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    return allowed if allowed is not None and "specplug" not in allowed.split(",") else None
 
 
 def register() -> None:

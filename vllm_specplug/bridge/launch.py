@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from vllm_specplug import plugin
 from vllm_specplug.bridge import contract
 from vllm_specplug.cpu_preload import cpu_environment
 from vllm_specplug.errors import ConfigError
@@ -29,8 +30,8 @@ def serve(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: vLLM would not load this plugin.
     """
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is not None and "specplug" not in allowed.split(","):
+    allowed = plugin.excluded_by()
+    if allowed is not None:
         raise ConfigError(
             f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading vllm-specplug; add 'specplug' to it or unset it"
         )
