@@ -20,15 +20,12 @@ import mmap
 import secrets
 from collections.abc import Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from vllm_specplug.proposer import Capabilities, DraftBatch, Drafts, EngineInfo, Proposer, ProposerOptions
-
-if TYPE_CHECKING:
-    import torch
+from vllm_specplug.proposer import Capabilities, DraftBatch, Drafts, EngineInfo, Proposer, ProposerOptions, Target
 
 MAX_LENGTHS = 16
 """Most window lengths indexed per request; each costs memory and time."""
@@ -118,7 +115,7 @@ class PromptLookup(Proposer):
         """Bytes of all tables."""
         return sum(table.nbytes for tables in self._tables for table in tables)
 
-    def load(self, target: torch.nn.Module) -> None:
+    def load(self, target: Target) -> None:
         """Compile the kernels, or read them from numba's cache: no request waits for that."""
         self._kernels.compile_kernels()
 

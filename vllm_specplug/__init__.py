@@ -19,6 +19,7 @@ from vllm_specplug.proposer import (
     EngineInfo,
     Proposer,
     ProposerOptions,
+    Target,
     sample_rows,
 )
 
@@ -39,6 +40,7 @@ __all__ = [
     "ProposerOptions",
     "ShapeError",
     "SpecplugError",
+    "Target",
     "UnknownProposerError",
     "UnsupportedVersionError",
     "sample_rows",

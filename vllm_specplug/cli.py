@@ -82,6 +82,28 @@ def _parser() -> argparse.ArgumentParser:
     from vllm_specplug.compare import run
 
     run.add_arguments(command)
+
+    command = _add(
+        commands,
+        "convert-medusa",
+        _convert_medusa,
+        "Medusa heads from one layout to another: ours, vLLM's own, the Medusa authors'",
+        "specplug convert-medusa medusa-vicuna-7b-v1.3 --to vllm --out heads-for-vllm --target vicuna-7b-v1.3",
+    )
+    from vllm_specplug.medusa import convert
+
+    convert.add_arguments(command)
+
+    command = _add(
+        commands,
+        "train-medusa",
+        _train_medusa,
+        "train Medusa heads for a target on its own answers",
+        "specplug train-medusa --model MODEL --heads 3 --out heads",
+    )
+    from vllm_specplug.train import medusa
+
+    medusa.add_arguments(command)
     return parser
 
 
@@ -128,7 +150,19 @@ def _demo(parsed: argparse.Namespace) -> int:
     return demo.main(parsed)
 
 
+def _train_medusa(parsed: argparse.Namespace) -> int:
+    from vllm_specplug.train import medusa
+
+    return medusa.main(parsed)
+
+
 def _compare(parsed: argparse.Namespace) -> int:
     from vllm_specplug.compare import run
 
     return run.main(parsed)
+
+
+def _convert_medusa(parsed: argparse.Namespace) -> int:
+    from vllm_specplug.medusa import convert
+
+    return convert.main(parsed)

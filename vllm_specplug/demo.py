@@ -16,6 +16,10 @@ from vllm_specplug.demo_model import demo_model_path
 #: Copying from the prompt costs next to nothing, so it drafts far; one matching token is enough to try.
 PROMPT_LOOKUP = {"method": "specplug:prompt_lookup", "num_speculative_tokens": 8, "min_ngram": 1, "max_ngram": 4}
 
+#: Heads for the demo model, shipped with this package; how they were made stands beside them.
+MEDUSA_HEADS = Path(__file__).with_name("demo_heads")
+MEDUSA = {"method": "specplug:medusa", "model": str(MEDUSA_HEADS), "num_speculative_tokens": 3}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `specplug demo`."""
@@ -86,7 +90,7 @@ def main(args: argparse.Namespace) -> int:
     )
     run.run_and_show(
         str(model),
-        [Arm("prompt_lookup", PROMPT_LOOKUP)],
+        [Arm("prompt_lookup", PROMPT_LOOKUP), Arm("medusa", MEDUSA)],
         load_workload(None, None, args.limit),
         settings,
         out=out,

@@ -40,6 +40,10 @@ _DROP_HELP = (
     "between tensor-parallel ranks (ranks_differ)."
 )
 _OFF_HELP = "Workers in which the proposer was switched off."
+_DRAFT_SECONDS = (
+    "specplug_draft_seconds",
+    "Time in which a step waited for its drafts, all that stands between the verdict on the last ones and these.",
+)
 _COUNTERS = {
     "steps": ("specplug_propose_steps", "Steps in which the proposer was asked for drafts."),
     "draft_tokens": ("specplug_draft_tokens", "Draft tokens handed to vLLM, before it trims them."),
@@ -47,7 +51,7 @@ _COUNTERS = {
     "failures": ("specplug_proposer_failures", "Exceptions a proposer raised; each cost one step's drafts."),
 }
 _shown_on: set[CollectorRegistry] = set()
-_SLOTS = (*_COUNTERS, "off", *(f"dropped_{reason}" for reason in DROP_REASONS))
+_SLOTS = (*_COUNTERS, "draft_us", "off", *(f"dropped_{reason}" for reason in DROP_REASONS))
 
 
 class Counts:
@@ -73,11 +77,12 @@ class Counts:
         self._native = _native_counters(proposer) if native else {}
 
     def add(self, slot: str, amount: int = 1) -> None:
-        """Count `amount` more under `slot`, one of steps, draft_tokens, withheld, failures, off, dropped_<reason>."""
+        """Count `amount` more under `slot`, one of steps, draft_tokens, withheld, failures, draft_us (microseconds),
+        off, dropped_<reason>."""
         self._values[self._index[slot]] += amount
         native = self._native.get(slot)
         if native is not None:
-            native.inc(amount)
+            native.inc(amount / 1e6 if slot == "draft_us" else amount)
 
     def value(self, slot: str) -> int:
         return int(self._values[self._index[slot]])
@@ -131,12 +136,15 @@ class CountsCollector(Collector):
             for proposer, values in totals.items():
                 family.add_metric([proposer], values[slot])
             yield family
+        seconds = CounterMetricFamily(*_DRAFT_SECONDS, labels=["proposer"])
         dropped = CounterMetricFamily("specplug_drafts_dropped", _DROP_HELP, labels=["proposer", "reason"])
         off = GaugeMetricFamily("specplug_proposer_off", _OFF_HELP, labels=["proposer"])
         for proposer, values in totals.items():
             for reason in DROP_REASONS:
                 dropped.add_metric([proposer, reason], values[f"dropped_{reason}"])
             off.add_metric([proposer], values["off"])
+            seconds.add_metric([proposer], values["draft_us"] / 1e6)
+        yield seconds
         yield dropped
         yield off
 
@@ -163,13 +171,14 @@ def _native_metrics() -> dict[str, Counter | Gauge]:
     metrics: dict[str, Counter | Gauge] = {
         slot: Counter(name, text, ["proposer"]) for slot, (name, text) in _COUNTERS.items()
     }
+    metrics["draft_us"] = Counter(*_DRAFT_SECONDS, ["proposer"])
     metrics["off"] = Gauge("specplug_proposer_off", _OFF_HELP, ["proposer"], multiprocess_mode="livesum")
     return metrics | {"dropped": Counter("specplug_drafts_dropped", _DROP_HELP, ["proposer", "reason"])}
 
 
 def _native_counters(proposer: str) -> dict[str, Any]:
     metrics = _native_metrics()
-    native = {slot: metrics[slot].labels(proposer) for slot in (*_COUNTERS, "off")}
+    native = {slot: metrics[slot].labels(proposer) for slot in (*_COUNTERS, "draft_us", "off")}
     return native | {f"dropped_{reason}": metrics["dropped"].labels(proposer, reason) for reason in DROP_REASONS}
 
 

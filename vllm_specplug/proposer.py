@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -89,7 +89,7 @@ class DraftBatch:
     """[num_reqs] float32 on the engine's device, 0 for greedy; None: the whole batch is greedy."""
     hidden_states: torch.Tensor | None = None
     """[num_reqs, hidden_size], the target's state at the last accepted position; None unless asked for. Rows with
-    max_drafts 0 are undefined."""
+    num_new_tokens 0 are undefined."""
     generator: torch.Generator | None = None
     """Draws drafts, on the engine's device: the same on every tensor-parallel rank, independent of the one that
     verifies. None where the proposer gives no probabilities."""
@@ -148,6 +148,36 @@ class Drafts:
         return [row[:count] for row, count in zip(self.token_ids.tolist(), counts, strict=True)]
 
 
+class Target(Protocol):
+    """The model that verifies, as far as a proposer may look into it. Valid for the life of the engine.
+
+    Under tensor parallelism each rank holds a part of these tensors; what is returned is whole on every rank, so all
+    ranks have to ask for the same things in the same order.
+    """
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The engine's own model; what is inside differs from model to model and from version to version."""
+
+    def input_embeddings(self) -> torch.Tensor:
+        """[vocab_size, hidden_size], the table of token embeddings; not a copy where one device holds it all.
+
+        Raises:
+            ModelError: the model keeps none, or keeps it quantised.
+        """
+
+    def output_embeddings(self, token_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows of the output layer: a hidden state times these gives logits (before any scale or soft cap).
+
+        Args:
+            token_ids: [n] int64, which rows; None: all.
+        Returns:
+            [n, hidden_size]; a copy, unless all rows are asked for and one device holds them.
+        Raises:
+            ModelError: the model keeps none, or keeps it quantised.
+        """
+
+
 class Proposer(ABC):
     """A drafting strategy. Subclass it, register the class under the entry point `vllm_specplug.proposers`.
 
@@ -175,7 +205,7 @@ class Proposer(ABC):
             ConfigError: naming the value, what was expected and what to do.
         """
 
-    def load(self, target: torch.nn.Module) -> None:
+    def load(self, target: Target) -> None:
         """Get ready to draft; called once, after the target's weights are there."""
 
     @abstractmethod

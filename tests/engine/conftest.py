@@ -25,8 +25,10 @@ from typing import Any
 import pytest
 from models import tiny_llama
 from prometheus_client import REGISTRY
+from tiny_heads import tiny_heads
 
 from vllm_specplug.bridge import kernel_scan
+from vllm_specplug.bridge.target import VllmTarget
 from vllm_specplug.guard import Guard
 from vllm_specplug.metrics import Counts
 from vllm_specplug.proposer import Proposer
@@ -35,6 +37,9 @@ from vllm_specplug.testing import Scripted
 SCRIPTED = "specplug:vllm_specplug.testing.Scripted"
 KNOWN = "specplug:vllm_specplug.testing.KnownDistribution"
 LOOKUP = "specplug:prompt_lookup"
+MEDUSA = "specplug:medusa"
+
+METHODS = pytest.mark.parametrize("method", ["scripted", "lookup", "medusa"])
 
 
 @dataclass
@@ -115,7 +120,7 @@ class Engine:
         """Let a new proposer draft from now on, with a guard and counts of its own; saves an engine for each script."""
         drafter = self.drafter
         proposer = proposer_class(proposer_class.Options(**options), drafter.engine)
-        proposer.load(self.runner.model)
+        proposer.load(VllmTarget(self.runner.model, drafter.engine.vocab_size))
         drafter.capabilities = proposer_class.capabilities
         drafter.guard = Guard(proposer_class.__name__, proposer, drafter.engine, Counts(proposer_class.__name__))
         self.new_counts()
@@ -198,7 +203,15 @@ def loop_prompt(start: int, length: int, vocab_size: int = 32) -> list[int]:
 def drafting_engine(
     make_engine: MakeEngine, method: str, prompts: Sequence[Sequence[int]], answers: Sequence[Any], **arguments: Any
 ) -> Engine:
-    """An engine that drafts: `lookup` by prompt lookup; `scripted` replays the answers, every third token spoilt."""
+    """An engine that drafts: `lookup` by prompt lookup; `medusa` with trained heads; `scripted` replays the answers,
+    every third token spoilt.
+    """
+    if method == "medusa":
+        model = arguments.get("model") or make_engine().llm.llm_engine.model_config.model
+        options = {"method": MEDUSA, "num_speculative_tokens": 5, "model": tiny_heads(model)}
+        engine = make_engine(options, **{**arguments, "model": model})
+        engine.new_counts()
+        return engine
     if method == "lookup":
         engine = make_engine({"method": LOOKUP, "num_speculative_tokens": 4}, **arguments)
         engine.new_counts()

@@ -5,12 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import LOOKUP, SCRIPTED, MakeEngine, SpecCounts, drafting_engine, loop_prompt, replay, said
+from conftest import (
+    LOOKUP,
+    METHODS,
+    SCRIPTED,
+    MakeEngine,
+    SpecCounts,
+    drafting_engine,
+    loop_prompt,
+    replay,
+    said,
+    script_of,
+)
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
+from vllm_specplug import DraftBatch, Drafts
+from vllm_specplug.testing import Scripted
+
 MAX_MODEL_LEN = 256
-METHODS = pytest.mark.parametrize("method", ["scripted", "lookup"])
 
 
 def greedy(max_tokens: int = 60, **changes: Any) -> SamplingParams:
@@ -158,3 +171,27 @@ def test_the_smallest_allowance_drafts_one_token_v1(make_engine: MakeEngine) -> 
         answers = engine.tokens(prompts, greedy(max_tokens))
         assert answers == [list(one.outputs[0].token_ids)[:max_tokens] for one in expected]
         assert engine.new_counts() == SpecCounts(drafted, drafted, drafted)
+
+
+class NotesWhoReads(Scripted):
+    """Notes the limits of requests that are still reading their prompt, and of those that are not."""
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        limits = self.__dict__.setdefault("limits", {True: set(), False: set()})
+        for is_reading, limit in zip((batch.num_new_tokens == 0).tolist(), batch.max_drafts.tolist(), strict=True):
+            limits[is_reading].add(limit)
+        return super().propose(batch)
+
+
+def test_nothing_is_drafted_for_a_request_that_reads_its_prompt_v1(make_engine: MakeEngine) -> None:
+    """Its tokens so far are known, so a draft would look right, and be verified at places that are the prompt's."""
+    prompts = [loop_prompt(start, 8) for start in range(4)] + [loop_prompt(start, 90 + start) for start in range(5, 9)]
+    expected = make_engine().generate(prompts, greedy())
+    small_steps = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "enable_prefix_caching": False}
+    engine = make_engine({"method": SCRIPTED, "num_speculative_tokens": 5}, **small_steps)
+    texts = [[*prompt, *answer.outputs[0].token_ids] for prompt, answer in zip(prompts, expected, strict=True)]
+    script = script_of([text[:4] for text in texts], [text[4:] for text in texts])
+    watched = engine.use(NotesWhoReads, script=script)
+    assert said(engine.staggered(prompts, greedy(), every=3)) == said(expected)
+    assert watched.limits[True] == {0}
+    assert max(watched.limits[False]) == 5

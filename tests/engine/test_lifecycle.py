@@ -7,14 +7,11 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
-from conftest import LOOKUP, SCRIPTED, Engine, MakeEngine, drafting_engine, loop_prompt, replay, said
+from conftest import LOOKUP, METHODS, SCRIPTED, Engine, MakeEngine, drafting_engine, loop_prompt, replay, said
 from vllm import SamplingParams
 
-from vllm_specplug.proposer import Capabilities, DraftBatch, Drafts
+from vllm_specplug.proposer import Capabilities, DraftBatch, Drafts, Target
 from vllm_specplug.testing import Scripted
-
-METHODS = pytest.mark.parametrize("method", ["scripted", "lookup"])
 
 
 def greedy(max_tokens: int = 60, **changes: Any) -> SamplingParams:
@@ -132,7 +129,7 @@ class ReadsHiddenStates(Scripted):
 
     capabilities = Capabilities(reads_hidden_states=True)
 
-    def load(self, target: torch.nn.Module) -> None:
+    def load(self, target: Target) -> None:
         self.target = target
         self.right: dict[int, int] = {}
         self.wrong: list[str] = []
@@ -142,7 +139,7 @@ class ReadsHiddenStates(Scripted):
         assert batch.hidden_states.shape == (batch.num_reqs, self.engine.hidden_size)
         rows = list(batch.drafting_rows())
         if rows:
-            best = self.target.compute_logits(batch.hidden_states[rows]).argmax(-1).tolist()
+            best = self.target.module.compute_logits(batch.hidden_states[rows]).argmax(-1).tolist()
             for row, token in zip(rows, best, strict=True):
                 new = int(batch.num_new_tokens[row])
                 if token == batch.tokens(row)[-1]:

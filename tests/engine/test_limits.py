@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from conftest import (
     LOOKUP,
+    METHODS,
     SCRIPTED,
     Engine,
     MakeEngine,
@@ -24,7 +25,6 @@ from vllm.sampling_params import RequestOutputKind
 from vllm_specplug.proposer import DraftBatch, Drafts
 from vllm_specplug.testing import Scripted
 
-METHODS = pytest.mark.parametrize("method", ["scripted", "lookup"])
 SHORT = {"max_model_len": 64}
 NUM_DRAFTS = 5
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import (
     LOOKUP,
+    METHODS,
     SCRIPTED,
     MakeEngine,
     SpecCounts,
@@ -24,7 +25,6 @@ from vllm.exceptions import VLLMValidationError
 from vllm_specplug.proposer import DraftBatch, Drafts
 from vllm_specplug.testing import Scripted
 
-METHODS = pytest.mark.parametrize("method", ["scripted", "lookup"])
 PROMPTS = [loop_prompt(start, 12 + start) for start in range(12)]
 
 

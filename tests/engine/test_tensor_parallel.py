@@ -15,6 +15,8 @@ from conftest import KNOWN
 HERE = Path(__file__).parent
 Q = [1.0 / 32] * 32
 
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks are bound to cores 0 and 1")
+
 
 def run(model: str, speculative_config: dict[str, Any] | None, temperature: float = 0.0) -> dict[str, Any]:
     environment = {
@@ -37,7 +39,7 @@ def expected(tiny: str) -> list[list[int]]:
     return tokens
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks are bound to cores 0 and 1")
+@needs_two_cores
 @pytest.mark.slow
 @pytest.mark.parametrize("proposer", [KNOWN, "specplug:two_ranks.FailsOnSecondRank"])
 def test_ranks_emit_the_same_tokens_v1(tiny: str, expected: list[list[int]], proposer: str) -> None:
@@ -53,7 +55,7 @@ def test_ranks_emit_the_same_tokens_v1(tiny: str, expected: list[list[int]], pro
     assert counts["draft_tokens"] == report["vllm"]["vllm:spec_decode_num_draft_tokens"]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks are bound to cores 0 and 1")
+@needs_two_cores
 @pytest.mark.slow
 def test_sampling_with_draft_probabilities_ends_on_two_ranks_v1(tiny: str) -> None:
     """Ranks that part stop with an assertion or hang; 8 sampled answers of full length say that they did not."""

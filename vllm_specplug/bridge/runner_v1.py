@@ -8,6 +8,7 @@ and may hand draft probabilities to the rejection sampler. Unnecessary once vLLM
 from __future__ import annotations
 
 import logging
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from vllm_specplug import control
 from vllm_specplug.bridge import contract, kernel_scan, logs, patches, sampling, seeds
 from vllm_specplug.bridge.config import engine_info, proposer_spec
 from vllm_specplug.bridge.requests import parse_max_drafts
+from vllm_specplug.bridge.target import VllmTarget
 from vllm_specplug.errors import ContractError
 from vllm_specplug.guard import Checked, Guard
 from vllm_specplug.metrics import Counts, counts_for_worker
@@ -74,7 +76,7 @@ class V1Drafter:
 
     def load_model(self, target: torch.nn.Module) -> None:
         """vLLM calls it once the target's weights are there."""
-        self.guard.proposer.load(target)
+        self.guard.proposer.load(VllmTarget(target, self.engine.vocab_size))
         kernel_scan.survive()  # the proposer may have loaded numba
 
     def propose(self, *args: Any, **kwargs: Any) -> Any:
@@ -289,6 +291,7 @@ def _propose_draft_token_ids(original: Callable[..., Any]) -> Callable[..., Any]
                 spec_decode_metadata,
                 *rest,
             )
+        started = time.perf_counter_ns()
         checked = drafter.step(
             self,
             sampled_token_ids,
@@ -297,6 +300,7 @@ def _propose_draft_token_ids(original: Callable[..., Any]) -> Callable[..., Any]
             None if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens,
             scheduler_output.num_spec_tokens_to_schedule,
         )
+        drafter.guard.counts.add("draft_us", (time.perf_counter_ns() - started) // 1000)
         self._draft_probs = checked.probs
         self._draft_prob_req_ids = None if checked.probs is None else list(self.input_batch.req_ids)
         return checked.token_ids

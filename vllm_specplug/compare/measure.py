@@ -33,6 +33,10 @@ class DraftCounts:
     num_draft_tokens: int
     num_accepted_tokens: int
     accepted_per_position: tuple[int, ...]
+    num_steps: int = 0
+    """Steps in which a proposer of ours was asked; 0 for vLLM's own methods, which are not timed."""
+    draft_s: float = 0.0
+    """Time these steps waited for it."""
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
         pairs = zip(self.accepted_per_position, other.accepted_per_position, strict=True)
@@ -41,6 +45,8 @@ class DraftCounts:
             self.num_draft_tokens + other.num_draft_tokens,
             self.num_accepted_tokens + other.num_accepted_tokens,
             tuple(ours + theirs for ours, theirs in pairs),
+            self.num_steps + other.num_steps,
+            self.draft_s + other.draft_s,
         )
 
 
@@ -197,5 +203,7 @@ def _block(raw: Mapping[str, Any], prompts: Sequence[Prompt], pass_index: int) -
             counts["num_draft_tokens"],
             counts["num_accepted_tokens"],
             tuple(counts["accepted_per_position"]),
+            counts["num_steps"],
+            counts["draft_s"],
         )
     return Block(prompts[0].category, pass_index, raw["seconds"], answers, drafts)

@@ -70,14 +70,34 @@ def build_report(measured: Measured) -> dict[str, Any]:
         "theory": {
             comparison["arm"]: {
                 "acceptance_rate": results[comparison["arm"]]["overall"]["acceptance_rate"],
-                "draft_cost_ratio": None,
-                "verify_cost_ratio": None,
-                "predicted_speedup": None,
+                **_costs(measured.blocks[comparison["arm"]], measured.blocks[baseline]),
                 "measured_speedup": comparison["ratio"],
             }
             for comparison in comparisons
         },
         "prompts": _prompt_rows(measured),
+    }
+
+
+def _costs(blocks: Sequence[Block], plain: Sequence[Block]) -> dict[str, float | None]:
+    """Where a step's time goes, as shares of a step without speculation, and the speed-up that follows from it.
+
+    Prompts are left out of it: a step of decoding gives `tokens_per_forward` tokens and costs the drafts made in it and
+    the check of those made before.
+    """
+    drafts = statistics.total_drafts(blocks)
+    plain_s, step_s = statistics.step_seconds(plain), statistics.step_seconds(blocks)
+    if drafts is None or not drafts.num_steps or plain_s is None or step_s is None:
+        return {"draft_cost_ratio": None, "verify_cost_ratio": None, "predicted_speedup": None}
+    draft_s = drafts.draft_s / drafts.num_steps
+    answers = [answer for block in blocks for answer in block.answers]
+    num_tokens = sum(len(answer.token_ids) - 1 for answer in answers)
+    num_forwards = sum(answer.num_forwards - 1 for answer in answers)
+    draft, verify = draft_s / plain_s, (step_s - draft_s) / plain_s
+    return {
+        "draft_cost_ratio": draft,
+        "verify_cost_ratio": verify,
+        "predicted_speedup": num_tokens / num_forwards / (draft + verify),
     }
 
 

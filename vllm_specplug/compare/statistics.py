@@ -70,7 +70,6 @@ def summarise(blocks: Sequence[Block]) -> dict[str, Any]:
     """The report's R of one arm over some blocks; counts are sums over all passes."""
     answers = [answer for block in blocks for answer in block.answers]
     output_tokens = sum(len(answer.token_ids) for answer in answers)
-    drafts = [block.drafts for block in blocks if block.drafts is not None]
     return {
         "prompts": len({answer.prompt_id for answer in answers}),
         "requests": len(answers),
@@ -82,8 +81,21 @@ def summarise(blocks: Sequence[Block]) -> dict[str, Any]:
         "e2e_ms": percentiles_ms([answer.e2e_s for answer in answers]),
         # Every end, at a stop or at the length limit, may trim drafts that vLLM has counted as accepted.
         "finish_reasons": dict(Counter(str(answer.finish_reason) for answer in answers)),
-        **acceptance(answers, reduce(add, drafts) if drafts else None),
+        **acceptance(answers, total_drafts(blocks)),
     }
+
+
+def total_drafts(blocks: Sequence[Block]) -> DraftCounts | None:
+    """Summed over all blocks; None: the arm does not speculate."""
+    drafts = [block.drafts for block in blocks if block.drafts is not None]
+    return reduce(add, drafts) if drafts else None
+
+
+def step_seconds(blocks: Sequence[Block]) -> float | None:
+    """Mean time of a step of decoding, the prompts' own steps left out; None where there was none."""
+    answers = [answer for block in blocks for answer in block.answers]
+    num_steps = sum(answer.num_forwards - 1 for answer in answers)
+    return sum(answer.e2e_s - answer.ttft_s for answer in answers) / num_steps if num_steps else None
 
 
 def acceptance(answers: Sequence[Answer], drafts: DraftCounts | None) -> dict[str, Any]:

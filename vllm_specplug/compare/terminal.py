@@ -118,6 +118,12 @@ def notes(report: Mapping[str, Any]) -> list[str]:
                 f"{name}: {ratio_text(comparison['looping'])} on looping answers, "
                 f"{ratio_text(comparison['not_looping'])} on the others."
             )
+        theory = report["theory"][name]
+        if theory["draft_cost_ratio"] is not None:
+            lines.append(
+                f"{name}: a step's drafts take {theory['draft_cost_ratio']:.1%} of the time of a step of "
+                f"{comparison['against']}, checking them takes {theory['verify_cost_ratio']:.2f} times as long as one."
+            )
         different = report["lossless"][name]["different"]
         if different:
             lines.append(f"{name}: {different} answers differ from {comparison['against']} beyond rounding.")

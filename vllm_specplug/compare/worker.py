@@ -15,7 +15,11 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from vllm_specplug import metrics
+from vllm_specplug.chat import as_user_messages
 
 TOP_LOGPROBS = 20
 """vLLM's default upper limit; two tokens that nearly tie at the top are always among them."""
@@ -45,17 +49,7 @@ class Worker:
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text as a user message in the chat template; plain text where there is no template."""
-        tokenizer = self.llm.get_tokenizer()
-        if not getattr(tokenizer, "chat_template", None):
-            return [list(tokenizer.encode(text)) for text in texts]
-        return [
-            list(
-                tokenizer.apply_chat_template(
-                    [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=False
-                )
-            )
-            for text in texts
-        ]
+        return as_user_messages(self.llm.get_tokenizer(), texts)
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[str, Any]:
         """Answer some prompts at once, greedily, and time every step.
@@ -116,11 +110,15 @@ class Worker:
         found = {metric.name.removeprefix(prefix): metric for metric in self.llm.get_metrics()}
         if "num_drafts" not in found:
             return None
+        folder = os.environ.get(metrics.FOLDER_VARIABLE)
+        ours = metrics.read_totals(Path(folder)) if folder else {}
         return {
             "num_drafts": found["num_drafts"].value,
             "num_draft_tokens": found["num_draft_tokens"].value,
             "num_accepted_tokens": found["num_accepted_tokens"].value,
             "accepted_per_position": list(found["num_accepted_tokens_per_pos"].values),
+            "num_steps": sum(counts["steps"] for counts in ours.values()),
+            "draft_s": sum(counts["draft_us"] for counts in ours.values()) / 1e6,
         }
 
 

@@ -1,0 +1,180 @@
+"""Medusa heads: draft from the target's last hidden state, with a small network for each token ahead.
+
+Needs heads trained for the target (`specplug train-medusa`, or a checkpoint of the original project or of vLLM up to
+0.32), which cost a fraction of a target step. Drafts are each head's best token, or sampled at the request's own
+temperature; sampled drafts come with their probabilities, so that the verifier keeps as many as it can.
+
+This module turns heads into drafts; `vllm_specplug.medusa` knows what heads are and how they are stored.
+
+Sources: Cai et al. 2024, arXiv:2401.10774 (without the tree: one draft for each request); Ankner et al. 2024,
+arXiv:2402.05109 (sequential heads); Leviathan et al. 2023, arXiv:2211.17192 (sampled drafts and what to hand over).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from vllm_specplug.errors import ConfigError, ModelError
+from vllm_specplug.proposer import (
+    Capabilities,
+    DraftBatch,
+    Drafts,
+    EngineInfo,
+    Proposer,
+    ProposerOptions,
+    Target,
+    sample_rows,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
+
+
+class MedusaOptions(ProposerOptions):
+    """What `--speculative-config` may hold for Medusa."""
+
+    model: str = Field(min_length=1, description="Directory of the heads.")
+    draft_sample_method: Literal["greedy", "probabilistic"] = Field(
+        default="greedy",
+        description="greedy: each head's best token. probabilistic: drawn at the request's temperature and handed over "
+        "with its probabilities; greedy requests get greedy drafts all the same.",
+    )
+
+
+class Medusa(Proposer):
+    """Drafts from the target's hidden state with Medusa or Hydra heads."""
+
+    Options = MedusaOptions
+    capabilities: ClassVar[Capabilities] = Capabilities(reads_hidden_states=True, gives_probs=True)
+
+    _heads: MedusaHeads
+
+    @classmethod
+    def check(cls, options: MedusaOptions, engine: EngineInfo) -> None:
+        """Refuse heads that are missing, unreadable, too few, or made for another target.
+
+        Raises:
+            ConfigError: naming what the heads have and what the target has.
+        """
+        _config_for(options, engine)
+
+    def load(self, target: Target) -> None:
+        """Load the heads in the target's dtype, onto its device, and give them the target's tensors they read."""
+        import torch
+
+        from vllm_specplug.medusa import checkpoint
+
+        stored = checkpoint.read(self.options.model, vocab_size=self.engine.vocab_size)
+        dtype = getattr(torch, self.engine.dtype)
+        heads = checkpoint.build(stored, dtype).to(self.engine.device)
+        config = heads.config
+        embeddings = target.input_embeddings()[: config.vocab_size] if config.kind == "sequential" else None
+        output = None
+        if config.output == "target":
+            ids = heads.draft_token_ids
+            whole = ids is None and config.vocab_size == self.engine.vocab_size
+            rows = torch.arange(config.vocab_size, device=self.engine.device) if ids is None else ids
+            output = target.output_embeddings(None if whole else rows)
+        heads.attach(embeddings, output)
+        self._heads = heads.eval().requires_grad_(False)
+
+    def propose(self, batch: DraftBatch) -> Drafts:
+        """One token from each head in turn, for all requests at once."""
+        import torch
+
+        width = int(batch.max_drafts.max(initial=0))
+        if not width:
+            return Drafts.none(batch.num_reqs)
+        with torch.inference_mode():
+            columns, probs = self._draft(batch, width)
+        return Drafts(
+            torch.stack(columns, dim=1).cpu().numpy().astype(np.int32),
+            batch.max_drafts.copy(),
+            torch.stack(probs, dim=1) if probs else None,
+        )
+
+    def _draft(self, batch: DraftBatch, width: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Drafted tokens, a [num_reqs] for each head, and their probabilities, a [num_reqs, vocab_size] each."""
+        import torch
+
+        heads = self._heads
+        states = batch.hidden_states
+        assert states is not None
+        states = states.to(heads.dtype)
+        newest = batch.token_ids[np.arange(batch.num_reqs), np.maximum(batch.num_tokens - 1, 0)]
+        token = torch.from_numpy(newest).to(states.device, torch.int64)
+        # A target padded beyond the heads' vocabulary has tokens they do not know, which nobody should see.
+        token = token.clamp(max=heads.config.vocab_size - 1)
+        temperatures = batch.temperatures if self.options.draft_sample_method == "probabilistic" else None
+        columns: list[torch.Tensor] = []
+        probs: list[torch.Tensor] = []
+        embeddings: list[torch.Tensor] = []
+        for index in range(width):
+            embedded = heads.embed(token)
+            if embedded is not None:
+                embeddings.append(embedded)
+            logits = heads.logits(index, states, embeddings)
+            if temperatures is None:
+                row = logits.argmax(dim=-1)
+            else:
+                drawn_from = tempered(logits, temperatures)
+                row = sample_rows(drawn_from, batch)
+                probs.append(self._over_target_vocabulary(drawn_from))
+            token = heads.target_ids(row)
+            columns.append(token)
+        return columns, probs
+
+    def _over_target_vocabulary(self, probs: torch.Tensor) -> torch.Tensor:
+        """[num_reqs, vocab_size] from [num_reqs, num_outputs]: tokens that cannot be drafted have probability 0."""
+        ids, vocab_size = self._heads.draft_token_ids, self.engine.vocab_size
+        if ids is None and probs.shape[1] == vocab_size:
+            return probs
+        spread = probs.new_zeros((probs.shape[0], vocab_size))
+        if ids is None:
+            spread[:, : probs.shape[1]] = probs
+        else:
+            spread[:, ids] = probs
+        return spread
+
+
+def tempered(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    """The distribution a request at its own temperature draws drafts from; its best token for a greedy one.
+
+    Args:
+        logits: [num_reqs, num_outputs].
+        temperatures: [num_reqs] float32, 0 for greedy.
+    Returns:
+        [num_reqs, num_outputs] float32, rows sum to 1.
+    """
+    import torch
+
+    greedy = temperatures < _GREEDY_BELOW
+    scaled = logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]
+    one_hot = torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
+    return torch.where(greedy[:, None], one_hot, scaled.softmax(dim=-1))
+
+
+#: vLLM takes lower temperatures for greedy (_SAMPLING_EPS in vllm/sampling_params.py).
+_GREEDY_BELOW = 1e-5
+
+
+def _config_for(options: MedusaOptions, engine: EngineInfo) -> HeadsConfig:
+    """The heads' configuration, if they fit the engine."""
+    from vllm_specplug.medusa import checkpoint
+
+    try:
+        config = checkpoint.read_config(options.model, vocab_size=engine.vocab_size)
+        checkpoint.check_fits(config, options.model, engine.hidden_size, engine.vocab_size)
+    except ModelError as error:
+        raise ConfigError(f"proposer 'medusa': {error}") from error
+    if engine.num_speculative_tokens > config.num_heads:
+        raise ConfigError(
+            f"proposer 'medusa': num_speculative_tokens is {engine.num_speculative_tokens}, but {options.model} has "
+            f"{config.num_heads} heads, one for each token; ask for 1 to {config.num_heads}, or train more heads"
+        )
+    return config

@@ -1,0 +1,1 @@
+"""Training of the heads and drafters that proposers use."""

@@ -1,0 +1,53 @@
+"""What training needs of the target: tensors its recorder wrote down (see `record.HiddenStateRecorder.load`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from vllm_specplug.errors import ModelError
+from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTensors:
+    """Of one target."""
+
+    input_embeddings: Tensor
+    """[vocab_size, hidden_size]."""
+    output_embeddings: Tensor
+    """[vocab_size, hidden_size]; the same tensor where they are tied."""
+    num_weights: int
+    """All of its weights, packed ones counted once."""
+
+    @classmethod
+    def load(cls, path: Path) -> TargetTensors:
+        """Read the recorder's file.
+
+        Raises:
+            ModelError: it is missing or damaged.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                embeddings = file.get_tensor("input_embeddings").float()
+                tied = "output_embeddings" not in file.keys()  # noqa: SIM118 - it is no dict
+                output = embeddings if tied else file.get_tensor("output_embeddings").float()
+                return cls(embeddings, output, int(file.metadata()["num_weights"]))
+        except (OSError, SafetensorError, KeyError, TypeError) as error:
+            raise ModelError(
+                f"{path} cannot be read ({error}); remove its folder to record the target again"
+            ) from error
+
+    def new_heads(self, config: HeadsConfig, draft_token_ids: Tensor | None) -> MedusaHeads:
+        """Untrained heads for this target, attached to it; output layers of their own begin as the target's."""
+        heads = MedusaHeads(config, draft_token_ids)
+        rows = self.output_embeddings if draft_token_ids is None else self.output_embeddings[draft_token_ids]
+        heads.attach(self.input_embeddings, rows)
+        for layer in (heads.output, *(head.output for head in heads.heads)):
+            if layer is not None:
+                layer.weight.data.copy_(rows)
+        return heads
