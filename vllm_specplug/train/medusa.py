@@ -88,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
     """
     import torch
 
-    from vllm_specplug.medusa import checkpoint
+    from vllm_specplug.medusa import checkpoint, files
     from vllm_specplug.medusa.heads import HeadsConfig
     from vllm_specplug.train.data import Answers, frequent_tokens
     from vllm_specplug.train.evaluate import evaluate
@@ -97,6 +97,7 @@ def main(args: argparse.Namespace) -> int:
     from vllm_specplug.train.target import TargetTensors
 
     _check(args)
+    files.check_replaceable(args.out, checkpoint.REPLACEABLE)
     started = time.time()
     messages = sys.stderr if args.json else sys.stdout
     work = args.work or args.out.with_name(args.out.name + ".work")
@@ -105,14 +106,14 @@ def main(args: argparse.Namespace) -> int:
         args.model, args.tokens, args.max_tokens, args.temperature, args.seed, engine_args=args.engine_args
     )
     with show_progress() as show:
-        files = collect(
+        chunks = collect(
             prompts,
             settings,
             work / "answers",
             lambda now: show("answer tokens", min(now.num_tokens, now.goal), now.goal),
         )
-    training = Answers([file for file in files if file.name.startswith("train-")], args.heads)
-    held_out = Answers([file for file in files if file.name.startswith("held-out-")], args.heads)
+    training = Answers([file for file in chunks if file.name.startswith("train-")], args.heads)
+    held_out = Answers([file for file in chunks if file.name.startswith("held-out-")], args.heads)
     target = TargetTensors.load(work / "answers" / TARGET)
 
     draft_token_ids, coverage = None, 1.0
@@ -176,12 +177,6 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--learning-rate is {args.learning_rate}; expected more than 0")
     if not isinstance(args.engine_args, dict):
         raise ConfigError(f"--engine-args is {args.engine_args!r}; expected a JSON object of arguments of vllm.LLM")
-    if (
-        args.out.exists()
-        and not (args.out / "config.json").exists()
-        and (args.out.is_file() or any(args.out.iterdir()))
-    ):
-        raise ConfigError(f"--out {args.out} exists and holds no heads; name a new folder")
 
 
 def _prompts(args: argparse.Namespace) -> list[TrainingPrompt]:
