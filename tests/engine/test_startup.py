@@ -38,7 +38,8 @@ def configure(model: str, speculative_config: dict[str, Any], **arguments: Any) 
             {"method": "specplug:promt_lookup"},
             UnknownProposerError,
             "unknown proposer 'promt_lookup'; installed: medusa, prompt_lookup. Did you mean 'prompt_lookup'? Others "
-            "register under the entry point 'vllm_specplug.proposers', or are named by a dotted path 'package.module.Class'",
+            "register under the entry point 'vllm_specplug.proposers', or are named by a dotted path "
+            "'package.module.Class'",
         ),
         (
             {"method": "specplug:draft_model"},
