@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from rich.console import Console
 from rich.table import Table
@@ -72,11 +72,17 @@ def _print(found: list[dict[str, Any]]) -> None:
 def _options(options: type[ProposerOptions]) -> dict[str, dict[str, Any]]:
     described: dict[str, dict[str, Any]] = {}
     for name, field in options.model_fields.items():
-        annotation = field.annotation
-        about: dict[str, Any] = {"type": annotation.__name__ if isinstance(annotation, type) else str(annotation)}
+        about: dict[str, Any] = {"type": _type_name(field.annotation)}
         if not field.is_required():
             about["default"] = field.get_default(call_default_factory=True)
         if field.description:
             about["description"] = field.description
         described[name] = about
     return described
+
+
+def _type_name(annotation: Any) -> str:
+    """As an operator reads it: int, int | None, greedy | probabilistic."""
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, get_args(annotation)))
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
