@@ -68,7 +68,7 @@ class Case:
         self.vllm_s: list[float] = []
         engine = EngineInfo(VOCAB, 1, limit, num_reqs, NUM_DRAFTS, "cpu", "float32", 0)
         self.ours = PromptLookup(
-            PromptLookupOptions(min_ngram=WINDOW[0], max_ngram=WINDOW[1], drafts_per_match=None), engine
+            PromptLookupOptions(min_ngram=WINDOW[0], max_ngram=WINDOW[1], min_confidence=0), engine
         )
         self.ours.load(None)  # type: ignore[arg-type]
         self.vllm = NgramProposer(vllm_config(limit, num_reqs))  # type: ignore[arg-type]

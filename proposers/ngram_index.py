@@ -2,7 +2,8 @@
 
 For each request and each window length n a hash table with open addressing holds, for every n-gram seen, where it
 ended last. An entry is 32 bits: the end position + 1 in the low bits (0: free) and a tag, bits of the n-gram's hash, in
-the rest. The tag only saves comparisons: a hit counts after the n tokens themselves were compared, so a collision costs
+the rest. One more line of the table keeps, for every position, the occurrence that was found there: whoever drafts from
+a position can ask what that position itself would have drafted from. The tag only saves comparisons: a hit counts after the n tokens themselves were compared, so a collision costs
 time, never a wrong draft. Adding a token looks its n-grams up and overwrites them in the same probe, so the occurrence
 before this one falls out of the insertion and a step costs what its new tokens cost, whatever the context.
 
@@ -19,12 +20,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import int32, int64, njit, types, uint8, uint64
+from numba import float64, int32, int64, njit, types, uint8, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 # Columns of the state array [num_slots, STATE_WIDTH] int64, one line per request. Zeros are a request never seen.
-TABLE = 0  # address of the table [num_lengths, size] uint32
+TABLE = 0  # address of the table [num_lengths + 1, size] uint32
 SIZE = 1  # entries per window length
 INDEXED = 2  # tokens taken in
 MATCH = 3  # end position + 1 of the earlier occurrence found for the last token taken in, 0: none
@@ -33,6 +34,19 @@ NEXT_TABLE = 5  # a larger table being filled beside the first, 0: none
 NEXT_SIZE = 6
 NEXT_INDEXED = 7
 STATE_WIDTH = 8
+
+# How often the token after an earlier occurrence came again, by the number of tokens that matched (the last entry holds
+# for more). Measured on 46,000 tokens of a small chat model's greedy answers; what matters is the order of magnitude.
+ALONE = np.array(
+    [0, 0.22, 0.49, 0.62, 0.71, 0.76, 0.79, 0.80, 0.82, 0.84, 0.86, 0.88, 0.89, 0.90, 0.91, 0.92, 0.93]
+)  # there is no occurrence before that one
+AGREED = np.array(
+    [0, 0.47, 0.82, 0.87, 0.92, 0.95, 0.96, 0.97, 0.97, 0.97, 0.98, 0.98, 0.98, 0.98, 0.98, 0.98, 0.99]
+)  # the occurrence before that one was followed by the same token
+DISPUTED = np.array(
+    [0, 0.12, 0.26, 0.30, 0.30, 0.30, 0.40, 0.40, 0.40, 0.40, 0.40, 0.40, 0.45, 0.45, 0.45, 0.45, 0.49]
+)  # ... by another token
+LONGEST = len(ALONE) - 1
 
 # What a row asks of the owner of the tables (`todo`).
 NOTHING = 0
@@ -160,6 +174,7 @@ def _insert(tokens, t, pointer, size, lengths, mask, mixed, last):  # type: igno
             known = found
             if match == 0:
                 match = found + 1
+    pointer[len(lengths) * size + t] = match
     return match
 
 
@@ -169,7 +184,7 @@ def _take_in(tokens, pointer, size, start, stop, lengths, powers, base, mask, ha
 
     Args:
         tokens: row of the request, [>= stop] int32.
-        pointer, size: the table; at most 3/4 of its `size` entries per length may be taken afterwards.
+        pointer, size: the table, [num_lengths + 1, size]; at most 3/4 of its entries may be taken afterwards.
         lengths: window lengths, longest first; powers: base^lengths.
         mask: bits of an entry that hold the position.
         hashes: rolling hashes at `start`, updated to `stop`, [num_lengths] uint64.
@@ -207,6 +222,50 @@ def _fetch_text(text, pointer, size, lengths, mask, mixed):  # type: ignore[no-u
 
 
 @compiled
+def _draft(tokens, count, limit, match, pointer, size, lengths, min_confidence, out):  # type: ignore[no-untyped-def]
+    """Copy what followed the occurrence `match` into `out`, as long as it is likely enough to be right.
+
+    How likely a token is depends on how many tokens matched before it, and on whether the occurrence before that one
+    was followed by the same token. A draft's tokens count as matched for those behind them.
+
+    Args:
+        count: tokens of the row; limit: most to draft.
+        match: end position + 1 of the occurrence.
+        min_confidence: stop where all tokens so far are together less likely to be right.
+        out: [>= limit] int32.
+    Returns:
+        number of tokens drafted.
+    """
+    end, matched = match - 1, 1
+    while matched < LONGEST and end >= matched and tokens[end - matched] == tokens[count - 1 - matched]:
+        matched += 1
+    window = 0
+    for n in lengths:  # longest first
+        if n <= matched:
+            window = n
+            break
+    before = np.int64(pointer[len(lengths) * size + end])  # end position + 1 of the occurrence before that one, or 0
+    if before < window or not _same(tokens, before - 1, end, window):
+        before = 0
+    confidence = 1.0
+    for j in range(limit):
+        # Past the end of the text the copy goes on into the draft: a loop of any period gets a full draft.
+        token = tokens[match + j] if match + j < count else out[match + j - count]
+        place = min(matched + j, LONGEST)
+        if before == 0:
+            confidence *= ALONE[place]
+        elif (tokens[before + j] if before + j < count else out[before + j - count]) == token:
+            confidence *= AGREED[place]
+        else:
+            confidence *= DISPUTED[place]
+            before = 0
+        if confidence < min_confidence:
+            return j
+        out[j] = token
+    return max(limit, 0)
+
+
+@compiled
 def step(  # type: ignore[no-untyped-def]
     token_ids,
     num_tokens,
@@ -219,7 +278,7 @@ def step(  # type: ignore[no-untyped-def]
     base,
     mask,
     budgets,
-    per_match,
+    min_confidence,
     out,
     counts,
     todo,
@@ -234,7 +293,7 @@ def step(  # type: ignore[no-untyped-def]
         lengths, powers, base, mask: see `_take_in`.
         budgets: [2] int64, most tokens of backlogs to take in now: of requests that read their prompt, and of requests
             that wait for drafts; what was taken in is subtracted.
-        per_match: tokens to draft at most for each token that matched; 0: no limit.
+        min_confidence: see `_draft`; 0: no limit.
         out: [num_reqs, width] int32 and counts: [num_reqs] int32, the drafts.
         todo: [num_reqs] uint8, what each row asks of its owner.
     Returns:
@@ -305,19 +364,10 @@ def step(  # type: ignore[no-untyped-def]
 
         if stop < count or line[MATCH] == 0 or num_new[row] == 0:
             continue
-        limit = max_drafts[row]
-        if per_match > 0:
-            end, matched = line[MATCH] - 1, 1
-            while (
-                matched * per_match < limit and end >= matched and tokens[end - matched] == tokens[count - 1 - matched]
-            ):
-                matched += 1
-            limit = min(limit, matched * per_match)
-        for j in range(limit):
-            source = line[MATCH] + j
-            # Past the end of the text the copy goes on into the draft: a loop of any period gets a full draft.
-            out[row, j] = tokens[source] if source < count else out[row, source - count]
-            counts[row] = j + 1
+        pointer, size = _pointer(line[TABLE]), line[SIZE]
+        counts[row] = _draft(
+            tokens, count, max_drafts[row], line[MATCH], pointer, size, lengths, min_confidence, out[row]
+        )
     return asked
 
 
@@ -335,7 +385,7 @@ _SIGNATURE = int64(
     _array(uint64, 1, "C", True),
     *(uint64, uint64),
     _array(int64, 1, "C", False),
-    int64,
+    float64,
     _array(int32, 2, "C", False),
     _array(int32, 1, "C", False),
     _array(uint8, 1, "C", False),

@@ -5,8 +5,8 @@ input (code editing, summaries, forms) or themselves.
 
 Rule: take the last n tokens, longest n first, from `max_ngram` down to `min_ngram`; find their most recent earlier
 occurrence; draft a copy of what followed it. Where the copy reaches the end of the text it goes on into the draft
-itself, so a text that loops with period 2 still gets a full draft. A short match is a weak hint: the draft is at most
-`drafts_per_match` times as long as the match, however far that goes back.
+itself, so a text that loops with period 2 still gets a full draft. A short match is a weak hint, and so is one whose
+continuation changed from time to time: the draft ends where it is likely to be wrong (`min_confidence`).
 
 This module knows when to index what and who owns the memory; `proposers.ngram_index` holds the compiled kernels.
 
@@ -52,9 +52,10 @@ class PromptLookupOptions(ProposerOptions):
     max_ngram: int = Field(default=4, ge=1, le=1024)
     """Longest match to look for. A window of more than 16 lengths is indexed at 16 lengths spread evenly by ratio."""
 
-    drafts_per_match: int | None = Field(default=2, ge=1)
-    """Tokens to draft at most for each token that matched: a longer match is a surer one. None: always as many as
-    allowed, which pays where checking drafts costs nothing."""
+    min_confidence: float = Field(default=0.15, ge=0, lt=1)
+    """Stop a draft where all of it is less likely to be right: a long match is a surer hint than a short one, and two
+    occurrences with the same continuation a surer one than one. Checking a token has to pay for itself: lower it where
+    that is free (a GPU at low load: 0.05), raise it where it is not (0.25). 0: always as many as allowed."""
 
     @model_validator(mode="after")
     def _ordered(self) -> PromptLookupOptions:
@@ -76,11 +77,11 @@ class PromptLookupOptions(ProposerOptions):
 class PromptLookup(Proposer):
     """Drafts copied from the request's own text.
 
-    A step costs what its new tokens cost, not what the contexts cost. Memory: 4 bytes per table entry, 8 bytes per
-    window length and token of room; with the default window of 1 to 4 that is 40 bytes per prompt token plus 32 KiB per
-    request when it joins (room for a quarter more), at most 96 bytes per token at the moment when a table of twice the
-    size is filled. A table grows by filling its successor from the text, 8 tokens for each new one, so no step pays for
-    a rehash.
+    A step costs what its new tokens cost, not what the contexts cost. Memory: 4 bytes per table entry, 8 bytes for each
+    window length and one more, per token of room; with the default window of 1 to 4 that is 50 bytes per prompt token
+    plus 40 KiB per request when it joins (room for a quarter more), at most 120 bytes per token at the moment when a
+    table of twice the size is filled. A table grows by filling its successor from the text, 8 tokens for each new one,
+    so no step pays for a rehash.
     """
 
     Options: ClassVar[type[ProposerOptions]] = PromptLookupOptions
@@ -135,11 +136,11 @@ class PromptLookup(Proposer):
         counts = np.empty(num_reqs, np.int32)
         todo = np.empty(num_reqs, np.uint8)
         budgets = self._budgets.copy()
-        per_match = self.options.drafts_per_match or 0
+        confidence = float(self.options.min_confidence)
 
         def step() -> int:
             rows = (batch.token_ids, num_tokens, num_new, max_drafts, slots, self._state)
-            return int(self._kernels.step(*rows, *self._window, self._mask, budgets, per_match, out, counts, todo))
+            return int(self._kernels.step(*rows, *self._window, self._mask, budgets, confidence, out, counts, todo))
 
         if step() and self._serve(slots, todo, num_tokens):
             step()  # again, now that every row has a table: rows that had one give the same drafts as before
@@ -200,14 +201,14 @@ class PromptLookup(Proposer):
         return again
 
     def _new_table(self, room: int, at_once: bool) -> np.ndarray[Any, Any]:
-        """[num_lengths, entries] zeros; the system hands over their memory page by page, when it is first touched.
+        """[num_lengths + 1, entries] zeros; the system hands over their memory page by page, when it is first touched.
 
         A large table is mapped by itself: an allocator may reuse freed memory, which it has to clear at once, in one
         step, and it may keep what `forget` gives back. Filled at once, it gets huge pages where the system has them:
         look-ups are random, and with small pages most of their time goes into address translation. Filled along the
         way it does not, because clearing a huge page takes 0.1 ms or more, which no decode step should pay.
         """
-        shape = (len(self._window[0]), ENTRIES_PER_TOKEN * room)
+        shape = (len(self._window[0]) + 1, ENTRIES_PER_TOKEN * room)
         num_bytes = 4 * shape[0] * shape[1]
         if num_bytes < MAPPED_BYTES:
             return np.zeros(shape, np.uint32)

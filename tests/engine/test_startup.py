@@ -17,7 +17,7 @@ from vllm_specplug.errors import ConfigError, ContractError, OptionsError, Unkno
 
 LOOKUP = {"method": "specplug:prompt_lookup", "num_speculative_tokens": 4}
 TAKES = (
-    "it takes: drafts_per_match, max_ngram, min_ngram, num_speculative_tokens, "
+    "it takes: max_ngram, min_confidence, min_ngram, num_speculative_tokens, "
     "num_speculative_tokens_per_batch_size, rejection_sample_method, synthetic_acceptance_length, "
     "synthetic_acceptance_rates."
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from proposers import prompt_lookup
+from proposers import ngram_index, prompt_lookup
 from proposers.prompt_lookup import PromptLookup, PromptLookupOptions
 from vllm_specplug.proposer import DraftBatch, EngineInfo
 from vllm_specplug.testing import batch_of, engine_of
@@ -29,9 +29,7 @@ def make(min_ngram: int = 1, max_ngram: int = 4, max_model_len: int = 4096) -> P
         dtype="float32",
         seed=0,
     )
-    proposer = PromptLookup(
-        PromptLookupOptions(min_ngram=min_ngram, max_ngram=max_ngram, drafts_per_match=None), engine
-    )
+    proposer = PromptLookup(PromptLookupOptions(min_ngram=min_ngram, max_ngram=max_ngram, min_confidence=0), engine)
     proposer.load(None)  # type: ignore[arg-type]
     return proposer
 
@@ -255,17 +253,17 @@ def test_growth_keeps_drafts_right_and_memory_bounded(monkeypatch: pytest.Monkey
         if len(text) < 400 or rng.random() < 0.05:
             assert got == reference(text, [1, 2, 3], NUM_DRAFTS)
         sizes.add(proposer.num_bytes)
-        assert proposer.num_bytes <= 3 * 4 * 2 * 3 * (len(text) + 26), "24 bytes per length and token while growing"
+        assert proposer.num_bytes <= 3 * 4 * 2 * 4 * (len(text) + 26), "24 bytes per line and token while growing"
     assert len(sizes) > 12, "the table grew through many sizes"
-    assert proposer.num_bytes <= 3 * 4 * 2 * 3000, "no room beyond the longest text"
+    assert proposer.num_bytes <= 4 * 4 * 2 * 3000, "no room beyond the longest text"
 
 
 def test_memory_per_prompt_token_is_what_the_docstring_says() -> None:
     proposer = make(1, 4, max_model_len=200_000)
     proposer.propose(make_batch({"a": [1, 2, 3, 4] * 5000}))
-    assert proposer.num_bytes == 40 * 20_000
+    assert proposer.num_bytes == 50 * 20_000
     proposer.propose(make_batch({"b": [1, 2, 3]}))
-    assert proposer.num_bytes == 40 * 20_000 + 32 * (3 + 1024)
+    assert proposer.num_bytes == 50 * 20_000 + 40 * (3 + 1024)
 
 
 def test_backlogs_are_taken_in_within_the_budget_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,16 +355,90 @@ def test_kernels_are_compiled_by_load_and_for_no_other_types_later() -> None:
     assert len(proposer._kernels.step.signatures) == 1
 
 
+def confident_reference(text: list[int], lengths: list[int], max_drafts: int, min_confidence: float) -> list[int]:
+    """`reference`, cut where the product of the tables' entries falls below the limit; all by scanning the text."""
+
+    def occurrence(end: int) -> tuple[int, int] | None:
+        """For the text up to `end`: where its longest window ended last before, and that window."""
+        for n in sorted(lengths, reverse=True):
+            for other in range(end - 1, n - 1, -1):
+                if n <= end and text[other - n : other] == text[end - n : end]:
+                    return other, n
+        return None
+
+    found = occurrence(len(text))
+    if found is None:
+        return []
+    at, _ = found
+    matched = 0
+    while matched < min(16, at) and text[at - 1 - matched] == text[len(text) - 1 - matched]:
+        matched += 1
+    window = max(n for n in lengths if n <= matched)
+    before = occurrence(at)
+    second = (
+        before[0] if before is not None and text[before[0] - window : before[0]] == text[at - window : at] else None
+    )
+    if second is not None and second < window:
+        second = None
+    copied, confidence = list(text), 1.0
+    for j in range(max_drafts):
+        token = copied[at + j]
+        table = ngram_index.ALONE
+        if second is not None:
+            table = ngram_index.AGREED if copied[second + j] == token else ngram_index.DISPUTED
+            second = second if table is ngram_index.AGREED else None
+        confidence *= table[min(matched + j, 16)]
+        if confidence < min_confidence:
+            break
+        copied.append(token)
+    return copied[len(text) :]
+
+
+@pytest.mark.parametrize("min_confidence", [0.05, 0.15, 0.4])
+@pytest.mark.parametrize("window", [(1, 4), (2, 3), (1, 20)], ids=str)
+def test_drafts_end_where_brute_force_doubts_them(
+    window: tuple[int, int], min_confidence: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_lookup, "MIN_HEADROOM", 8)
+    rng = np.random.default_rng([*window, int(100 * min_confidence)])
+    options = PromptLookupOptions(min_ngram=window[0], max_ngram=window[1], min_confidence=min_confidence)
+    proposer = PromptLookup(options, engine_of(num_speculative_tokens=16))
+    proposer.load(None)  # type: ignore[arg-type]
+    text: list[int] = rng.integers(0, 4, 20).tolist()
+    lengths: set[int] = set()
+    while len(text) < 240:
+        if rng.random() < 0.5 and len(text) > 30:  # come back to something said before
+            start = int(rng.integers(0, len(text) - 12))
+            text += text[start : start + int(rng.integers(1, 12))]
+        else:
+            text += rng.integers(0, 4, rng.integers(1, 4)).tolist()
+        expected = confident_reference(text, options.lengths(), 16, min_confidence)
+        assert proposer.propose(batch_of([text], max_drafts=16)).to_lists() == [expected]
+        lengths.add(len(expected))
+    assert len(lengths) >= 3, "drafts of several lengths"
+
+
 @pytest.mark.parametrize(
-    ("per_match", "matched", "expected"),
-    [(2, 1, 2), (2, 2, 4), (2, 3, 6), (2, 4, 8), (2, 7, 8), (1, 3, 3), (3, 1, 3), (20, 1, 8), (None, 1, 8)],
+    ("min_confidence", "matched", "expected"),
+    [(0.15, 1, 1), (0.15, 2, 4), (0.25, 2, 2), (0.25, 1, 0), (0.05, 1, 3), (0.4, 4, 3), (0, 1, 8)],
 )
-def test_draft_is_no_longer_than_the_match_warrants(per_match: int | None, matched: int, expected: int) -> None:
+def test_a_longer_match_is_believed_further(min_confidence: float, matched: int, expected: int) -> None:
+    """From the table of a continuation seen once; e.g. 0.22 * 0.49 = 0.11 is below 0.15 after one match."""
     phrase = list(range(1, matched + 1))
     text = [90, *phrase, *range(20, 32), 91, *phrase]
-    proposer = PromptLookup(PromptLookupOptions(drafts_per_match=per_match), engine_of(vocab_size=100))
+    proposer = PromptLookup(PromptLookupOptions(min_confidence=min_confidence), engine_of(vocab_size=100))
     proposer.load(None)  # type: ignore[arg-type]
     assert proposer.propose(batch_of([text], max_drafts=8)).to_lists() == [list(range(20, 20 + expected))]
+
+
+def test_a_continuation_that_changed_is_believed_less_than_one_that_did_not() -> None:
+    proposer = PromptLookup(PromptLookupOptions(), engine_of(vocab_size=100))
+    proposer.load(None)  # type: ignore[arg-type]
+    same = [1, 20, 21, 22, 90, 1, 20, 21, 22, 91, 1]
+    changed = [1, 30, 31, 32, 90, 1, 20, 21, 22, 91, 1]
+    once = [2, 30, 31, 32, 90, 1, 20, 21, 22, 91, 1]
+    drafts = [proposer.propose(batch_of([text], req_ids=[str(text)])).to_lists()[0] for text in (same, once, changed)]
+    assert drafts == [[20, 21, 22], [20], []]
 
 
 def test_loop_gets_a_full_draft_whatever_its_period() -> None:

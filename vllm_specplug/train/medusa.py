@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
     from vllm_specplug.train.evaluate import evaluate
     from vllm_specplug.train.fit import FitSettings, fit
     from vllm_specplug.train.record import TARGET
-    from vllm_specplug.train.target import TargetTensors
+    from vllm_specplug.train.target import TargetTensors, num_weights
 
     _check(args)
     files.check_replaceable(args.out, checkpoint.REPLACEABLE)
@@ -141,13 +141,14 @@ def main(args: argparse.Namespace) -> int:
             lambda step: show(f"training steps, loss {step.loss:.3f}", step.number, step.num_steps),
         )
     quality = evaluate(heads, held_out)
-    draft_cost = [heads.num_weights_read(count) / target.num_weights for count in range(1, args.heads + 1)]
+    weights = num_weights(args.model)
+    draft_cost = [heads.num_weights_read(count) / weights if weights else 0.0 for count in range(1, args.heads + 1)]
     figures = {
         "num_training_tokens": len(training.tokens),
         "num_held_out_tokens": len(held_out.tokens),
         "draft_vocab_coverage": coverage,
         **asdict(quality),
-        "draft_cost_ratio": draft_cost,
+        "draft_cost_ratio": draft_cost if weights else None,
         "predicted_speedup": [
             length / (1 + cost) for length, cost in zip(quality.acceptance_length, draft_cost, strict=True)
         ],
@@ -219,10 +220,12 @@ def _show(file: Any, figures: Mapping[str, Any], out: Path) -> None:
     table = Table(title=f"{figures['num_examples']:,} held-out tokens", title_justify="left")
     for heading in ("head", "top-1", "top-5", "tokens a round", "draft cost", "at best"):
         table.add_column(heading, justify="right")
-    columns = ("top1", "top5", "acceptance_length", "draft_cost_ratio", "predicted_speedup")
+    columns = ("top1", "top5", "acceptance_length", "predicted_speedup")
     rows = zip(*(figures[name] for name in columns), strict=True)
-    for number, (top1, top5, length, cost, speedup) in enumerate(rows, start=1):
-        table.add_row(str(number), f"{top1:.3f}", f"{top5:.3f}", f"{length:.2f}", f"{cost:.1%}", f"{speedup:.2f}x")
+    costs = figures["draft_cost_ratio"]
+    for number, (top1, top5, length, speedup) in enumerate(rows, start=1):
+        cost = f"{costs[number - 1]:.1%}" if costs else "unknown"
+        table.add_row(str(number), f"{top1:.3f}", f"{top5:.3f}", f"{length:.2f}", cost, f"{speedup:.2f}x")
     console = Console(file=file)
     console.print(table)
     best = max(range(len(figures["predicted_speedup"])), key=lambda index: figures["predicted_speedup"][index])

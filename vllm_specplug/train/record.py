@@ -60,8 +60,7 @@ class HiddenStateRecorder(Proposer):
         tensors = {"input_embeddings": embeddings.cpu().bfloat16().clone()}
         if output.data_ptr() != embeddings.data_ptr():
             tensors["output_embeddings"] = output.cpu().bfloat16().clone()
-        num_weights = self.engine.tp_size * sum(parameter.numel() for parameter in target.module.parameters())
-        save_tensors(self._folder / TARGET, tensors, {"num_weights": str(num_weights)})
+        save_tensors(self._folder / TARGET, tensors)
 
     def propose(self, batch: DraftBatch) -> Drafts:
         """Write down the rows that got a token in this step."""

@@ -19,8 +19,6 @@ class TargetTensors:
     """[vocab_size, hidden_size]."""
     output_embeddings: Tensor
     """[vocab_size, hidden_size]; the same tensor where they are tied."""
-    num_weights: int
-    """All of its weights, packed ones counted once."""
 
     @classmethod
     def load(cls, path: Path) -> TargetTensors:
@@ -36,8 +34,8 @@ class TargetTensors:
                 embeddings = file.get_tensor("input_embeddings").float()
                 tied = "output_embeddings" not in file.keys()  # noqa: SIM118 - it is no dict
                 output = embeddings if tied else file.get_tensor("output_embeddings").float()
-                return cls(embeddings, output, int(file.metadata()["num_weights"]))
-        except (OSError, SafetensorError, KeyError, TypeError) as error:
+                return cls(embeddings, output)
+        except (OSError, SafetensorError) as error:
             raise ModelError(
                 f"{path} cannot be read ({error}); remove its folder to record the target again"
             ) from error
@@ -51,3 +49,17 @@ class TargetTensors:
             if layer is not None:
                 layer.weight.data.copy_(rows)
         return heads
+
+
+def num_weights(model: str) -> int | None:
+    """Weights of a target, from its configuration alone; None where transformers does not know the architecture."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            built = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+    except Exception:  # whatever an unknown architecture raises; the figure is then left out
+        return None
+    count: int = sum(parameter.numel() for parameter in built.parameters())
+    return count
