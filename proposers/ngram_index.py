@@ -2,10 +2,11 @@
 
 For each request and each window length n a hash table with open addressing holds, for every n-gram seen, where it
 ended last. An entry is 32 bits: the end position + 1 in the low bits (0: free) and a tag, bits of the n-gram's hash, in
-the rest. One more line of the table keeps, for every position, the occurrence that was found there: whoever drafts from
-a position can ask what that position itself would have drafted from. The tag only saves comparisons: a hit counts after the n tokens themselves were compared, so a collision costs
+the rest. The tag only saves comparisons: a hit counts after the n tokens themselves were compared, so a collision costs
 time, never a wrong draft. Adding a token looks its n-grams up and overwrites them in the same probe, so the occurrence
-before this one falls out of the insertion and a step costs what its new tokens cost, whatever the context.
+before this one falls out of the insertion and a step costs what its new tokens cost, whatever the context. One more
+line of the table keeps, for every position, the occurrence that was found there: so a draft can ask what the place it
+copies from would itself have copied.
 
 The kernels know addresses and rows; who owns the tables, and when they grow, is `PromptLookup`'s business.
 
@@ -246,7 +247,7 @@ def _draft(tokens, count, limit, match, pointer, size, lengths, min_confidence, 
             break
     before = np.int64(pointer[len(lengths) * size + end])  # end position + 1 of the occurrence before that one, or 0
     if before < window or not _same(tokens, before - 1, end, window):
-        before = 0
+        before = np.int64(0)
     confidence = 1.0
     for j in range(limit):
         # Past the end of the text the copy goes on into the draft: a loop of any period gets a full draft.
@@ -258,7 +259,7 @@ def _draft(tokens, count, limit, match, pointer, size, lengths, min_confidence, 
             confidence *= AGREED[place]
         else:
             confidence *= DISPUTED[place]
-            before = 0
+            before = np.int64(0)
         if confidence < min_confidence:
             return j
         out[j] = token
