@@ -36,7 +36,7 @@ def blocks(seconds: float, workload: Workload, num_forwards: int, last_token: in
             body = [1, 2, 3] * 4 if prompt.category == "copying" else list(range(TOKENS))
             tokens = (*body[:-1], last_token)
             answer = Answer(prompt.id, pass_index, tokens, num_forwards, 0.05, seconds, "stop")
-            counts = DraftCounts(4, 16, 8, (4, 2, 1, 1)) if drafts else None
+            counts = DraftCounts(4, 16, 8, (4, 2, 1, 1), num_steps=3, draft_s=0.06) if drafts else None
             found.append(Block(prompt.category, pass_index, seconds, (answer,), counts))
     return found
 
@@ -95,6 +95,17 @@ def test_report_is_valid_and_says_what_was_measured() -> None:
     assert report["results"]["baseline"]["overall"]["acceptance_rate"] is None
     assert report["lossless"]["arm"]["identical"] == 4
     assert report["theory"]["arm"]["measured_speedup"] == pytest.approx(2.0)
+
+
+def test_costs_are_shares_of_a_plain_step() -> None:
+    """A plain step takes 1.95 s / 11, one with drafts 0.95 s / 3, of which 0.06 s / 3 are the drafts'."""
+    theory = make_report()["theory"]["arm"]
+    plain = 1.95 / 11
+    assert theory["draft_cost_ratio"] == pytest.approx(0.02 / plain)
+    assert theory["verify_cost_ratio"] == pytest.approx((0.95 / 3 - 0.02) / plain)
+    assert theory["predicted_speedup"] == pytest.approx((11 / 3) / (0.95 / 3 / plain))
+    without = make_report(drafts=False)["theory"]["arm"]
+    assert without["draft_cost_ratio"] is without["verify_cost_ratio"] is without["predicted_speedup"] is None
 
 
 def test_numbers_can_be_computed_again_from_the_rows() -> None:

@@ -20,6 +20,7 @@ counts = counts_for_worker("lookup")
 counts.add("steps", 3)
 counts.add("dropped_bad_id")
 counts.add("off")
+counts.add("draft_us", 1250)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -37,6 +38,7 @@ def test_counts_reach_another_process_and_survive_their_worker(tmp_path: Path) -
     assert 'specplug_drafts_dropped_total{proposer="lookup",reason="bad_id"} 2.0' in text
     assert 'specplug_drafts_dropped_total{proposer="lookup",reason="too_many"} 0.0' in text
     assert 'specplug_proposer_off{proposer="lookup"} 2.0' in text
+    assert 'specplug_draft_seconds_total{proposer="lookup"} 0.0025' in text
 
 
 def test_one_process_counts_for_several_proposers_apart(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Answering:
             "dtype": "auto",
             "max_num_seqs": min(64, settings["chunk_size"]),
             "enforce_eager": True,
+            "enable_prefix_caching": False,
             "seed": settings["seed"],
             **settings["engine_args"],
         }

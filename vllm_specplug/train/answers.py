@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specplug.atomic import write_json
-from vllm_specplug.compare.engine import child_environment, last_error_line, one_line
+from vllm_specplug.compare.engine import child_environment, last_error_line, on_cpu, one_line
 from vllm_specplug.errors import ConfigError, ModelError
 from vllm_specplug.train.prompts import TrainingPrompt
 
@@ -102,7 +102,7 @@ def collect(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env=child_environment(os.environ),
+            env=_environment(),
             text=True,
         )
         try:
@@ -126,6 +126,14 @@ def collect(
                 f"{settings.model} could not answer the training prompts: {one_line(last_error_line(log.read()))}"
             )
     return sorted(folder.glob("*-*.safetensors"))
+
+
+def _environment() -> dict[str, str]:
+    """As for an arm of a comparison. On a CPU vLLM would take all free memory for its cache, and fill it in the end."""
+    env = child_environment(os.environ)
+    if on_cpu():
+        env.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB
+    return env
 
 
 def _claim(folder: Path, settings: AnswerSettings, prompts: Sequence[TrainingPrompt]) -> None:
