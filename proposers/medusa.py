@@ -44,6 +44,13 @@ class MedusaOptions(ProposerOptions):
         description="greedy: each head's best token. probabilistic: drawn at the request's temperature and handed over "
         "with its probabilities; greedy requests get greedy drafts all the same.",
     )
+    min_confidence: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="End a draft where the heads themselves think all of it less likely than this to be right. "
+        "0: never, which is best where checking a token costs nothing.",
+    )
 
 
 class Medusa(Proposer):
@@ -91,15 +98,22 @@ class Medusa(Proposer):
         if not width:
             return Drafts.none(batch.num_reqs)
         with torch.inference_mode():
-            columns, probs = self._draft(batch, width)
+            columns, probs, lengths = self._draft(batch, width)
         return Drafts(
             torch.stack(columns, dim=1).cpu().numpy().astype(np.int32),
-            batch.max_drafts.copy(),
+            batch.max_drafts.copy() if lengths is None else np.minimum(batch.max_drafts, lengths.cpu().numpy()),
             torch.stack(probs, dim=1) if probs else None,
         )
 
-    def _draft(self, batch: DraftBatch, width: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Drafted tokens, a [num_reqs] for each head, and their probabilities, a [num_reqs, vocab_size] each."""
+    def _draft(
+        self, batch: DraftBatch, width: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
+        """Tokens of one head after the other.
+
+        Returns:
+            Drafted tokens, a [num_reqs] for each head; their probabilities, a [num_reqs, vocab_size] each; how many of
+            the tokens to keep, [num_reqs] int32, None for all.
+        """
         import torch
 
         heads = self._heads
@@ -114,6 +128,8 @@ class Medusa(Proposer):
         columns: list[torch.Tensor] = []
         probs: list[torch.Tensor] = []
         embeddings: list[torch.Tensor] = []
+        confidence = states.new_ones(batch.num_reqs, dtype=torch.float32) if self.options.min_confidence else None
+        lengths = None if confidence is None else torch.zeros(batch.num_reqs, dtype=torch.int32, device=states.device)
         for index in range(width):
             embedded = heads.embed(token)
             if embedded is not None:
@@ -127,7 +143,16 @@ class Medusa(Proposer):
                 probs.append(self._over_target_vocabulary(drawn_from))
             token = heads.target_ids(row)
             columns.append(token)
-        return columns, probs
+            if confidence is not None and lengths is not None:
+                before = confidence
+                confidence = before * logits.float().softmax(dim=-1).gather(1, row[:, None])[:, 0]
+                # Whether a token that is judged by its q is kept must not depend on its value: there the draft ends
+                # behind the doubtful token. A greedy draft is one-hot, which may be cut anywhere.
+                judged = before if temperatures is not None else confidence
+                lengths += (judged >= self.options.min_confidence) & (lengths == index)
+                if not bool((lengths > index).any()):
+                    break
+        return columns, probs, lengths
 
     def _over_target_vocabulary(self, probs: torch.Tensor) -> torch.Tensor:
         """[num_reqs, vocab_size] from [num_reqs, num_outputs]: tokens that cannot be drafted have probability 0."""

@@ -19,7 +19,7 @@ from tiny_heads import tiny_heads
 from proposers.medusa import Medusa
 from vllm_specplug.medusa import checkpoint
 
-NUM_TESTS = 5
+NUM_TESTS = 6
 LEVEL = 0.01 / NUM_TESTS
 MUTANT_LEVEL = 1e-6
 VOCAB_SIZE = 8
@@ -53,9 +53,11 @@ def engine_of(make_engine: MakeEngine, eight: str, heads: str, method: str) -> E
     return engine
 
 
-@pytest.mark.parametrize("method", ["probabilistic", "greedy"])
+@pytest.mark.parametrize(
+    ("method", "min_confidence"), [("probabilistic", 0.0), ("probabilistic", 0.2), ("greedy", 0.0)]
+)
 def test_sampled_text_has_the_targets_distribution_v1(
-    make_engine: MakeEngine, eight: str, heads: str, target: ExactTarget, method: str
+    make_engine: MakeEngine, eight: str, heads: str, target: ExactTarget, method: str, min_confidence: float
 ) -> None:
     """At temperature 1, beside greedy requests and requests at 0.7 with top_p, which q does not know of."""
     settings = {"1": HOT, "0.7, top_p 0.9": Setting(temperature=0.7, top_p=0.9)}
@@ -65,6 +67,7 @@ def test_sampled_text_has_the_targets_distribution_v1(
     }
     greedy = [(PROMPT[: 2 + number % 7], Setting(temperature=0).params(max_tokens=12)) for number in range(24)]
     engine = engine_of(make_engine, eight, heads, method)
+    engine.use(Medusa, model=heads, draft_sample_method=method, min_confidence=min_confidence)
     samples = sample(engine, PROMPT, params, greedy, seed=1)
     samples.counts.assert_enough(accepted=1000, rejected=1000)
     assert engine.count("failures") == engine.count("dropped_bad_probs") == 0

@@ -183,6 +183,56 @@ def test_drafts_are_no_longer_than_the_longest_limit(tmp_path: Path) -> None:
     assert proposer.propose(batch([[1], [2]], max_drafts=[0, 0])).to_lists() == [[], []]
 
 
+def test_a_greedy_draft_ends_before_the_first_token_that_makes_it_doubtful(tmp_path: Path) -> None:
+    """Against the product of the probabilities that a proposer without a limit gives, each head's best token."""
+    texts = [[number, number + 1] for number in range(8)]
+    everything = proposer_of(tmp_path)
+    given = batch(texts)
+    drafts = everything.propose(given).to_lists()
+    assert given.hidden_states is not None
+    expected = []
+    for row, text in enumerate(texts):
+        embeddings, confidence, kept = [], 1.0, 0
+        for index, newest in enumerate([text[-1], *drafts[row][:2]]):
+            embedded = everything._heads.embed(torch.tensor([newest]))
+            assert embedded is not None
+            embeddings.append(embedded)
+            logits = everything._heads.logits(index, given.hidden_states[row : row + 1], embeddings)
+            confidence *= float(logits.softmax(-1).max())
+            if confidence < 0.3:
+                break
+            kept += 1
+        expected.append(drafts[row][:kept])
+    options = MedusaOptions(model=str(tmp_path / "heads"), min_confidence=0.3)
+    proposer = Medusa(options, everything.engine)
+    proposer.load(TargetOfTensors())
+    assert proposer.propose(given).to_lists() == expected
+    assert len({len(row) for row in expected}) >= 2
+    assert proposer.propose(replace(given, max_drafts=np.ones(8, np.int32))).to_lists() == [row[:1] for row in expected]
+
+
+def test_a_sampled_draft_ends_behind_the_doubtful_token(tmp_path: Path) -> None:
+    """The first token is always kept: to drop it for its own value would shift the distribution."""
+    everything = proposer_of(tmp_path, "probabilistic")
+    options = MedusaOptions(model=str(tmp_path / "heads"), draft_sample_method="probabilistic", min_confidence=0.3)
+    proposer = Medusa(options, everything.engine)
+    proposer.load(TargetOfTensors())
+    texts = [[number % 30, 5] for number in range(64)]
+    generator = torch.Generator().manual_seed(4)
+    states = torch.randn((64, HIDDEN), generator=generator)
+    whole = everything.propose(replace(batch(texts, [1.0] * 64), hidden_states=states))
+    cut = proposer.propose(replace(batch(texts, [1.0] * 64), hidden_states=states))
+    assert cut.num_drafts.min() == 1
+    assert len(set(cut.num_drafts.tolist())) >= 2
+    assert whole.probs is not None
+    assert cut.probs is not None
+    for row, tokens in enumerate(cut.to_lists()):
+        assert whole.to_lists()[row][: len(tokens)] == tokens
+        q = [float(whole.probs[row, place, token]) for place, token in enumerate(whole.to_lists()[row])]
+        assert len(tokens) == 1 + (q[0] >= 0.3) + (q[0] >= 0.3 and q[0] * q[1] >= 0.3)
+        torch.testing.assert_close(cut.probs[row, : len(tokens)], whole.probs[row, : len(tokens)])
+
+
 def test_a_padded_target_vocabulary_is_never_drafted_from(tmp_path: Path) -> None:
     """The target has 40 rows, the heads know 32 tokens; the newest token is one of the padding."""
     engine = engine_of(vocab_size=40, hidden_size=HIDDEN, num_speculative_tokens=3)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
     parser.add_argument(
         "--engine-args",
-        type=json.loads,
+        type=_json_object,
         default={},
         metavar="JSON",
         help="more for vllm.LLM, e.g. tensor_parallel_size",
@@ -75,6 +76,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", metavar="D", help="to train on (cuda if there is one, else cpu)")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON line last")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON ({error.msg} at column {error.colno}): {text!r}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, found {text!r}")
+    return value
 
 
 def main(args: argparse.Namespace) -> int:
@@ -163,6 +174,11 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what cannot be trained, before anything is loaded."""
+    missing = [name for name in ("torch", "safetensors", "transformers", "vllm") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"training needs {', '.join(missing)}, which is not installed; install vllm and 'vllm-specplug[train]'"
+        )
     for name in ("heads", "tokens", "max_tokens", "epochs", "batch_size"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(args, name)}; expected 1 or more")
@@ -176,8 +192,6 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--temperature is {args.temperature}; expected 0 (greedy) or more")
     if args.learning_rate <= 0:
         raise ConfigError(f"--learning-rate is {args.learning_rate}; expected more than 0")
-    if not isinstance(args.engine_args, dict):
-        raise ConfigError(f"--engine-args is {args.engine_args!r}; expected a JSON object of arguments of vllm.LLM")
 
 
 def _prompts(args: argparse.Namespace) -> list[TrainingPrompt]:
