@@ -12,7 +12,8 @@ arXiv:2402.05109 (sequential heads); Leviathan et al. 2023, arXiv:2211.17192 (sa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
@@ -57,9 +58,17 @@ class Medusa(Proposer):
     """Drafts from the target's hidden state with Medusa or Hydra heads."""
 
     Options = MedusaOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(reads_hidden_states=True, gives_probs=True)
+    capabilities = Capabilities(reads_hidden_states=True, gives_probs=True)
 
     _heads: MedusaHeads
+    _probs: torch.Tensor | None = None
+    """Room for the probabilities of a whole step, flat: taken while loading, so that the engine's memory plan knows of
+    it. What was handed over in one step is used in the next, before it is written again."""
+
+    def __init__(self, options: MedusaOptions, engine: EngineInfo) -> None:
+        super().__init__(options, engine)
+        if options.draft_sample_method == "greedy":
+            self.capabilities = replace(self.capabilities, gives_probs=False)
 
     @classmethod
     def check(cls, options: MedusaOptions, engine: EngineInfo) -> None:
@@ -84,11 +93,12 @@ class Medusa(Proposer):
         output = None
         if config.output == "target":
             ids = heads.draft_token_ids
-            whole = ids is None and config.vocab_size == self.engine.vocab_size
-            rows = torch.arange(config.vocab_size, device=self.engine.device) if ids is None else ids
-            output = target.output_embeddings(None if whole else rows)
+            output = target.output_embeddings(ids)[: config.num_outputs]
         heads.attach(embeddings, output)
         self._heads = heads.eval().requires_grad_(False)
+        if self.capabilities.gives_probs:
+            size = self.engine.max_num_reqs * self.engine.num_speculative_tokens * self.engine.vocab_size
+            self._probs = torch.zeros(size, dtype=torch.float32, device=self.engine.device)
 
     def propose(self, batch: DraftBatch) -> Drafts:
         """One token from each head in turn, for all requests at once."""
@@ -102,7 +112,7 @@ class Medusa(Proposer):
         return Drafts(
             torch.stack(columns, dim=1).cpu().numpy().astype(np.int32),
             batch.max_drafts.copy() if lengths is None else np.minimum(batch.max_drafts, lengths.cpu().numpy()),
-            torch.stack(probs, dim=1) if probs else None,
+            self._over_target_vocabulary(probs) if probs else None,
         )
 
     def _draft(
@@ -111,8 +121,9 @@ class Medusa(Proposer):
         """Tokens of one head after the other.
 
         Returns:
-            Drafted tokens, a [num_reqs] for each head; their probabilities, a [num_reqs, vocab_size] each; how many of
-            the tokens to keep, [num_reqs] int32, None for all.
+            Drafted tokens, a [num_reqs] for each head; the distributions they were drawn from, a
+            [num_reqs, num_outputs] each, none for greedy drafts; how many of the tokens to keep, [num_reqs] int32, None
+            for all.
         """
         import torch
 
@@ -140,7 +151,7 @@ class Medusa(Proposer):
             else:
                 drawn_from = tempered(logits, temperatures)
                 row = sample_rows(drawn_from, batch)
-                probs.append(self._over_target_vocabulary(drawn_from))
+                probs.append(drawn_from)
             token = heads.target_ids(row)
             columns.append(token)
             if confidence is not None and lengths is not None:
@@ -154,16 +165,19 @@ class Medusa(Proposer):
                     break
         return columns, probs, lengths
 
-    def _over_target_vocabulary(self, probs: torch.Tensor) -> torch.Tensor:
-        """[num_reqs, vocab_size] from [num_reqs, num_outputs]: tokens that cannot be drafted have probability 0."""
-        ids, vocab_size = self._heads.draft_token_ids, self.engine.vocab_size
-        if ids is None and probs.shape[1] == vocab_size:
-            return probs
-        spread = probs.new_zeros((probs.shape[0], vocab_size))
-        if ids is None:
-            spread[:, : probs.shape[1]] = probs
-        else:
-            spread[:, ids] = probs
+    def _over_target_vocabulary(self, columns: list[torch.Tensor]) -> torch.Tensor:
+        """[num_reqs, num_columns, vocab_size] from [num_reqs, num_outputs] each: what cannot be drafted has 0."""
+        assert self._probs is not None, "load() comes first"
+        shape = (len(columns[0]), len(columns), self.engine.vocab_size)
+        spread = self._probs[: shape[0] * shape[1] * shape[2]].view(shape)
+        ids = self._heads.draft_token_ids
+        if ids is not None or columns[0].shape[1] < shape[2]:
+            spread.zero_()
+        for number, probs in enumerate(columns):
+            if ids is None:
+                spread[:, number, : probs.shape[1]] = probs
+            else:
+                spread[:, number].index_copy_(1, ids, probs)
         return spread
 
 
@@ -179,9 +193,9 @@ def tempered(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
     import torch
 
     greedy = temperatures < _GREEDY_BELOW
-    scaled = logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]
-    one_hot = torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
-    return torch.where(greedy[:, None], one_hot, scaled.softmax(dim=-1))
+    probs = (logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]).softmax(dim=-1)
+    one_hot = torch.zeros_like(probs).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
+    return torch.where(greedy[:, None], one_hot, probs)
 
 
 #: vLLM takes lower temperatures for greedy (_SAMPLING_EPS in vllm/sampling_params.py).

@@ -85,7 +85,7 @@ class PromptLookup(Proposer):
     """
 
     Options: ClassVar[type[ProposerOptions]] = PromptLookupOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(runners=frozenset({"v1"}))
+    capabilities = Capabilities(runners=frozenset({"v1"}))
 
     def __init__(self, options: PromptLookupOptions, engine: EngineInfo) -> None:
         super().__init__(options, engine)

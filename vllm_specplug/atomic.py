@@ -17,6 +17,8 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
     try:
         yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())  # or a crash may leave the new name with nothing behind it
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -124,7 +124,8 @@ class Drafts:
     num_drafts: IntArray
     """[num_reqs], valid columns of each row, from the left."""
     probs: torch.Tensor | None = None
-    """[num_reqs, width, vocab_size] float32, rows sum to 1, on the engine's device."""
+    """[num_reqs, width, vocab_size] float32, rows sum to 1, on the engine's device. Used before `propose` is called
+    again, so a proposer may keep one place for it."""
     stages: Sequence[str] | None = None
     """Name of the stage of a cascade that drafted each row, [num_reqs]; None for a plain proposer."""
 
@@ -186,7 +187,8 @@ class Proposer(ABC):
     """
 
     Options: ClassVar[type[ProposerOptions]] = ProposerOptions
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    capabilities: Capabilities = Capabilities()
+    """Of the class: all it can do. `__init__` may narrow them for one instance to what its options need."""
 
     def __init__(self, options: Any, engine: EngineInfo) -> None:
         """Check that `options` (an instance of `Options`) fit the engine; allocate nothing large yet.

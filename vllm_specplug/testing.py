@@ -8,7 +8,7 @@ knows. Both are named in a configuration by their dotted path, e.g. "specplug:vl
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -55,7 +55,7 @@ class Scripted(Proposer):
     """Replays the continuation of each request whose tokens so far begin one of the script's texts."""
 
     Options = ScriptedOptions
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    capabilities = Capabilities()
 
     def __init__(self, options: ScriptedOptions, engine: EngineInfo) -> None:
         super().__init__(options, engine)
@@ -142,7 +142,7 @@ class KnownDistribution(Proposer):
     """Draws every draft token from one fixed distribution."""
 
     Options = KnownDistributionOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(gives_probs=True)
+    capabilities = Capabilities(gives_probs=True)
 
     def propose(self, batch: DraftBatch) -> Drafts:
         import torch

@@ -121,7 +121,7 @@ class Engine:
         drafter = self.drafter
         proposer = proposer_class(proposer_class.Options(**options), drafter.engine)
         proposer.load(VllmTarget(self.runner.model, drafter.engine.vocab_size))
-        drafter.capabilities = proposer_class.capabilities
+        drafter.capabilities = proposer.capabilities
         drafter.guard = Guard(proposer_class.__name__, proposer, drafter.engine, Counts(proposer_class.__name__))
         self.new_counts()
         return proposer

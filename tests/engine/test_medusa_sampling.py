@@ -71,6 +71,9 @@ def test_sampled_text_has_the_targets_distribution_v1(
     samples = sample(engine, PROMPT, params, greedy, seed=1)
     samples.counts.assert_enough(accepted=1000, rejected=1000)
     assert engine.count("failures") == engine.count("dropped_bad_probs") == 0
+    # Four tokens: one from the prompt's own step, then at most two drafts; without a limit the first round has both.
+    cut = samples.counts.num_draft_tokens < 1.1 * samples.counts.num_drafts
+    assert cut == (min_confidence > 0)
     alone = make_engine(None, model=eight, max_model_len=64, max_num_seqs=256)
     assert samples.beside == [alone.tokens([prompt], params)[0] for prompt, params in greedy]
     p_values = {
@@ -134,9 +137,9 @@ def test_drafts_are_accepted_as_often_as_theory_says_v1(
 class OtherTemperature(Medusa):
     """Draws at the request's temperature and hands over the probabilities of another: a mutant that must fail."""
 
-    def _over_target_vocabulary(self, probs: torch.Tensor) -> torch.Tensor:
-        hotter = probs.sqrt()
-        return super()._over_target_vocabulary(hotter / hotter.sum(-1, keepdim=True))
+    def _over_target_vocabulary(self, columns: list[torch.Tensor]) -> torch.Tensor:
+        hotter = [probs.sqrt() for probs in columns]
+        return super()._over_target_vocabulary([probs / probs.sum(-1, keepdim=True) for probs in hotter])
 
 
 def test_probabilities_of_another_temperature_are_found_out_v1(

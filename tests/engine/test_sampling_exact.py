@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,7 +217,7 @@ class CutByValue(Proposer):
     depends on this one's value, so this one must not be judged by another rule when the next one is cut.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(gives_probs=True)
+    capabilities = Capabilities(gives_probs=True)
 
     def propose(self, batch: DraftBatch) -> Drafts:
         width = int(batch.max_drafts.max(initial=0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, ClassVar
+from typing import Any
 
 from vllm_specplug import Capabilities, DraftBatch, Drafts
 from vllm_specplug.testing import KnownDistribution
@@ -13,7 +13,7 @@ from vllm_specplug.testing import KnownDistribution
 class FailsOnSecondRank(KnownDistribution):
     """Has draft probabilities on the first rank only, every other step."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(gives_probs=True)
+    capabilities = Capabilities(gives_probs=True)
     num_steps = 0
 
     def propose(self, batch: DraftBatch) -> Drafts:

@@ -51,7 +51,7 @@ def proposer_of(
 ) -> Medusa:
     checkpoint.write(folder / "heads", random_heads(**changes), {})
     options = MedusaOptions(model=str(folder / "heads"), draft_sample_method=method)  # type: ignore[arg-type]
-    engine = engine or engine_of(vocab_size=VOCAB, hidden_size=HIDDEN, num_speculative_tokens=3)
+    engine = engine or engine_of(vocab_size=VOCAB, hidden_size=HIDDEN, num_speculative_tokens=3, max_num_reqs=400)
     Medusa.check(options, engine)
     proposer = Medusa(options, engine)
     proposer.load(target or TargetOfTensors())
@@ -166,12 +166,35 @@ def test_a_request_with_a_seed_gets_the_same_drafts_in_any_company(tmp_path: Pat
         states[row] = 0.5
         found = proposer.propose(replace(given, hidden_states=states))
         assert found.probs is not None
-        return found.to_lists()[row], found.probs[row]
+        return found.to_lists()[row], found.probs[row].clone()
 
     alone, q = drafts_of([[1, 2, 3]], 0, seed=0)
     beside, other_q = drafts_of([[9], [4, 4], [1, 2, 3]], 2, seed=1)
     assert alone == beside
     torch.testing.assert_close(q, other_q)
+
+
+def test_only_sampled_drafts_ask_for_what_probabilities_cost(tmp_path: Path) -> None:
+    """Greedy drafts need no generators, no room for q, and no work on other tensor-parallel ranks."""
+    assert not proposer_of(tmp_path, "greedy").capabilities.gives_probs
+    assert proposer_of(tmp_path, "probabilistic").capabilities.gives_probs
+    assert Medusa.capabilities.gives_probs
+
+
+def test_probabilities_of_one_step_do_not_depend_on_the_step_before(tmp_path: Path) -> None:
+    """They are kept in the same place."""
+    for changes in ({}, {"draft_vocab_size": len(DRAFT_VOCAB)}):
+        proposer = proposer_of(tmp_path, "probabilistic", **changes)
+        given = batch([[1, 2], [3], [4, 5]], [1.0, 0.0, 2.0])
+        proposer.propose(batch([[9]] * 8, [3.0] * 8))
+        first = proposer.propose(given).probs
+        assert first is not None
+        first = first.clone()
+        proposer.propose(batch([[7]] * 5, [0.1] * 5, max_drafts=2))
+        again = proposer.propose(given).probs
+        assert again is not None
+        assert torch.equal(first[:, 0], again[:, 0])
+        torch.testing.assert_close(again.sum(-1), torch.ones(3, 3))
 
 
 def test_drafts_are_no_longer_than_the_longest_limit(tmp_path: Path) -> None:
@@ -278,5 +301,7 @@ def test_heads_of_another_target_are_refused_by_both_numbers(tmp_path: Path) -> 
         Medusa.check(options, engine_of(vocab_size=VOCAB, hidden_size=64, num_speculative_tokens=3))
     with pytest.raises(ConfigError, match=r"proposer 'medusa': .*\b32\b.*\b24\b"):
         Medusa.check(options, engine_of(vocab_size=24, hidden_size=HIDDEN, num_speculative_tokens=3))
+    with pytest.raises(ConfigError, match=r"proposer 'medusa': .*\b32\b.*\b128256\b"):  # more than padding
+        Medusa.check(options, engine_of(vocab_size=128_256, hidden_size=HIDDEN, num_speculative_tokens=3))
     with pytest.raises(ConfigError, match=r"proposer 'medusa': .*nowhere"):
         Medusa.check(MedusaOptions(model=str(tmp_path / "nowhere")), engine_of())

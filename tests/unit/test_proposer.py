@@ -28,6 +28,7 @@ def test_public_names_are_pinned() -> None:
         "ProposerOptions",
         "ShapeError",
         "SpecplugError",
+        "Target",
         "UnknownProposerError",
         "UnsupportedVersionError",
         "sample_rows",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from vllm_specplug import ConfigError, ModelError
+from vllm_specplug import ConfigError, DraftBatch, ModelError
 from vllm_specplug.testing import batch_of, engine_of
 from vllm_specplug.train import answering
 from vllm_specplug.train.answers import AnswerSettings, _claim, split
@@ -29,7 +30,7 @@ def journal(*lines: tuple[int, int, int]) -> np.ndarray:
 
 
 def answers(folder: Path, *lines: tuple[int, int, int], num_heads: int = 2) -> Answers:
-    answering.write_chunk(folder / "chunk.safetensors", journal(*lines), HIDDEN)
+    answering.write_chunk(folder / "chunk.safetensors", journal(*lines))
     return Answers([folder / "chunk.safetensors"], num_heads)
 
 
@@ -96,20 +97,25 @@ def test_a_half_written_chunk_is_named(tmp_path: Path) -> None:
         Answers([file], 1)
 
 
+def recorded(texts: list[list[int]], num_new_tokens: int | list[int] = 1) -> DraftBatch:
+    states = torch.arange(len(texts) * HIDDEN, dtype=torch.float32).reshape(-1, HIDDEN)
+    return replace(batch_of(texts, num_new_tokens=num_new_tokens), hidden_states=states)
+
+
 def test_a_recorder_writes_what_a_drafter_sees(tmp_path: Path) -> None:
     """Rows that read their prompt are left out; nothing is drafted."""
     recorder = HiddenStateRecorder(RecorderOptions(folder=str(tmp_path)), engine_of(hidden_size=HIDDEN))
-    batch = batch_of([[1, 2, 3], [4, 5], [6, 7, 8, 9]], num_new_tokens=[1, 0, 1], req_ids=["a", "b", "c"])
-    states = torch.arange(12, dtype=torch.float32).reshape(3, HIDDEN)
-    drafts = recorder.propose(
-        type(batch)(**{name: getattr(batch, name) for name in batch.__slots__} | {"hidden_states": states})
-    )
+    batch = recorded([[1, 2, 3], [4, 5], [6, 7, 8, 9]], [1, 0, 1])
+    drafts = recorder.propose(batch)
     assert drafts.to_lists() == [[], [], []]
     rows = np.fromfile(tmp_path / "journal.bin", row_type(HIDDEN))
     assert rows["token"].tolist() == [3, 9]
     assert rows["num_tokens"].tolist() == [3, 4]
     assert len(set(rows["request"].tolist())) == 2
-    assert torch.from_numpy(rows["state"].copy()).view(torch.bfloat16).float().tolist() == states[[0, 2]].tolist()
+    assert torch.from_numpy(rows["state"].copy()).view(torch.bfloat16).float().tolist() == [
+        [0, 1, 2, 3],
+        [8, 9, 10, 11],
+    ]
 
 
 def prompts(count: int) -> list[TrainingPrompt]:
@@ -130,5 +136,33 @@ def test_answers_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
     _claim(tmp_path, AnswerSettings("m", 2000), prompts(3))  # more tokens of the same
     with pytest.raises(ConfigError, match=r"made with temperature 0\.0, now it is 0\.7; name another --work folder"):
         _claim(tmp_path, AnswerSettings("m", 1000, temperature=0.7), prompts(3))
-    with pytest.raises(ConfigError, match="made with num_prompts 3, now it is 4"):
-        _claim(tmp_path, AnswerSettings("m", 1000), prompts(4))
+    edited = [*prompts(2), TrainingPrompt("another", "chat", "topic 2")]
+    with pytest.raises(ConfigError, match=r"made with prompts '[0-9a-f]{64}', now it is"):
+        _claim(tmp_path, AnswerSettings("m", 1000), edited)
+
+
+def test_no_secret_of_the_engine_arguments_is_written_down(tmp_path: Path) -> None:
+    _claim(tmp_path, AnswerSettings("m", 1, engine_args={"hf_token": "hf_secret", "dtype": "float32"}), prompts(3))
+    text = (tmp_path / "answers.json").read_text()
+    assert "hf_secret" not in text
+    assert '"dtype": "float32"' in text
+
+
+def test_the_same_answers_give_the_same_chunk_whatever_the_requests_are_called(tmp_path: Path) -> None:
+    first = [(1, 5, 10), (1, 6, 11), (2, 5, 20), (2, 6, 21), (3, 5, 10), (3, 6, 12)]
+    renamed = [({1: 9, 2: 4, 3: 1}[request], place, token) for request, place, token in reversed(first)]
+    for name, lines in (("a", first), ("b", renamed)):
+        answering.write_chunk(tmp_path / f"{name}.safetensors", journal(*lines))
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    assert answering.num_tokens_of(tmp_path / "a.safetensors") == (6, 0)
+
+
+def test_a_failed_write_ends_the_recording_instead_of_shifting_its_rows(tmp_path: Path) -> None:
+    """A full disk may take half a row; what came behind it would be read as another state."""
+    recorder = HiddenStateRecorder(RecorderOptions(folder=str(tmp_path)), engine_of(hidden_size=HIDDEN))
+    recorder._file = Path("/dev/full").open("wb")  # noqa: SIM115 - the recorder's to close
+    with pytest.raises(OSError, match="No space left"):
+        recorder.propose(recorded([[1, 2, 3]]))
+    recorder._file = None
+    recorder.propose(recorded([[1, 2, 3]]))
+    assert not (tmp_path / "journal.bin").exists()

@@ -10,7 +10,7 @@ import torch
 from vllm_specplug import ConfigError
 from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
 from vllm_specplug.train.data import Answers, batches
-from vllm_specplug.train.evaluate import evaluate
+from vllm_specplug.train.evaluate import evaluate, rounds_length
 from vllm_specplug.train.fit import FitSettings, Step, fit, loss_of
 
 VOCAB, HIDDEN = 11, 16
@@ -119,22 +119,43 @@ def test_the_loss_is_the_cross_entropy_of_known_tokens(answers: Answers) -> None
     assert loss_of(heads, batch, rows, torch.device("cpu")).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_acceptance_length_is_that_of_a_greedy_round(answers: Answers) -> None:
-    """Drafted one by one from its own guesses, counted until the first miss."""
+def test_the_acceptance_length_is_that_of_greedy_rounds(answers: Answers) -> None:
+    """Each answer walked as a server would: draft one by one from its own guesses, keep those before the first miss."""
     heads = new_heads(draft_vocab=[0, 1, 2, 3, 4, 5, 6, 8, 9, 10])
-    batch = next(iter(batches(answers, len(answers))))
-    accepted = [0, 0, 0]
-    for state, tokens, labels in zip(batch.states, batch.tokens, batch.labels, strict=True):
-        embeddings, token = [], tokens[:1]
-        for index in range(3):
-            embeddings.append(heads.embed(token))
-            token = heads.target_ids(heads.logits(index, state[None], embeddings).argmax(-1))  # type: ignore[arg-type]
-            if token.item() != labels[index]:
-                break
-            accepted[index] += 1
-    found = evaluate(heads, answers, batch_size=50)
-    expected = [1 + sum(accepted[: count + 1]) / len(answers) for count in range(3)]
-    assert found.acceptance_length == pytest.approx(expected)
-    assert accepted[0] > 10
-    assert found.top1[0] == pytest.approx(accepted[0] / len(answers))
+    texts = answers.tokens.reshape(60, 12)
+    states = answers.states.reshape(60, 12, HIDDEN).float()
+    for num_drafts in (1, 2, 3):
+        num_tokens = num_rounds = 0
+        for text, states_of_text in zip(texts, states, strict=True):
+            at = 0  # the newest token
+            while at < 11:
+                embeddings, token, accepted = [], text[at : at + 1], 0
+                for index in range(num_drafts):
+                    embeddings.append(heads.embed(token))
+                    logits = heads.logits(index, states_of_text[at : at + 1], embeddings)  # type: ignore[arg-type]
+                    token = heads.target_ids(logits.argmax(-1))
+                    if at + 1 + index > 11 or token.item() != text[at + 1 + index]:
+                        break
+                    accepted += 1
+                gained = min(accepted + 1, 11 - at)
+                num_rounds, num_tokens, at = num_rounds + 1, num_tokens + gained, at + gained
+        found = evaluate(heads, answers, batch_size=50)
+        assert found.acceptance_length[num_drafts - 1] == pytest.approx(num_tokens / num_rounds)
+    assert num_tokens - num_rounds > 10
     assert all(five >= one for one, five in zip(found.top1, found.top5, strict=True))
+
+
+def test_a_round_begins_where_the_last_one_ended() -> None:
+    """Answer of 7 tokens: from its first two accepted, so on at place 3, none, place 4, one, the end. Then one of 2."""
+    accepted = torch.tensor([2, 3, 3, 0, 1, 3, 0])
+    assert rounds_length(accepted, torch.tensor([7, 2])) == pytest.approx((3 + 1 + 2 + 1) / 4)
+
+
+def test_other_answers_or_another_draft_vocabulary_are_another_training(answers: Answers, tmp_path: Path) -> None:
+    first = new_heads(draft_vocab=[0, 1, 2, 3])
+    fit(first, answers, FitSettings(num_epochs=1), tmp_path / "checkpoint.pt")
+    with pytest.raises(ConfigError, match=r"is of another training \(draft_token_ids: "):
+        fit(new_heads(draft_vocab=[4, 5, 6, 7]), answers, FitSettings(num_epochs=1), tmp_path / "checkpoint.pt")
+    answers.tokens = answers.tokens.flip(0)
+    with pytest.raises(ConfigError, match=r"is of another training \(answers: "):
+        fit(new_heads(draft_vocab=[0, 1, 2, 3]), answers, FitSettings(num_epochs=1), tmp_path / "checkpoint.pt")

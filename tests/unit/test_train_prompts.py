@@ -146,7 +146,7 @@ def test_a_file_gives_its_prompts_in_order(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     file.write_text('{"prompt": "Hi"}\n\n{"prompt": "Add 1 and 2", "category": "maths", "group": "sums", "x": 1}\n')
     assert load_prompts(file) == [
-        TrainingPrompt("Hi", "own", "line-1"),
+        TrainingPrompt("Hi", "own", "Hi"),
         TrainingPrompt("Add 1 and 2", "maths", "sums"),
     ]
 

@@ -61,11 +61,11 @@ class V1Drafter:
         self._ranks = get_tp_group()
         self.engine = engine_info(vllm_config, self._ranks.rank_in_group)
         proposer_class = spec.proposer_class()
-        self.capabilities = proposer_class.capabilities
+        proposer = proposer_class(spec.parsed_options(), self.engine)
+        self.capabilities = proposer.capabilities
         # Drafts that are token ids alone count on one rank only: with synchronous scheduling vLLM takes them from the
         # first. Probabilities are used by the sampler of every rank.
         self._drafts_here = self.engine.tp_rank == 0 or self.capabilities.gives_probs
-        proposer = proposer_class(spec.parsed_options(), self.engine)
         # One rank counts for all, or /metrics would show each draft once per rank.
         counts = counts_for_worker(spec.name) if self.engine.tp_rank == 0 else Counts(spec.name)
         self.guard = Guard(spec.name, proposer, self.engine, counts)

@@ -33,9 +33,7 @@ class VllmTarget:
 
     def output_embeddings(self, token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """See `Target`."""
-        layer = getattr(self._language_model(), "lm_head", None)
-        if layer is None:  # some models with tied embeddings have no name for it
-            layer = self._input_layer()
+        layer = self._output_layer()
         return self._whole(layer) if token_ids is None else self._rows(layer, token_ids)
 
     def _language_model(self) -> Any:
@@ -50,6 +48,24 @@ class VllmTarget:
                 return layer
         raise ModelError(
             f"{type(self._module).__name__} has no token embeddings that vLLM shards; choose another proposer"
+        )
+
+    def _output_layer(self) -> Any:
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        language_model = self._language_model()
+        for owner in (language_model, self._module):  # a wrapper may own it
+            layer = getattr(owner, "lm_head", None)
+            if layer is not None:
+                return layer
+        for layer in self._module.modules():  # under another name
+            if isinstance(layer, ParallelLMHead):
+                return layer
+        if getattr(getattr(language_model, "config", None), "tie_word_embeddings", False):
+            return self._input_layer()
+        raise ModelError(
+            f"{type(self._module).__name__} has no output layer that vLLM shards; use heads with an output layer of "
+            "their own, or choose another proposer"
         )
 
     def _whole(self, layer: Any) -> torch.Tensor:
@@ -78,7 +94,7 @@ class VllmTarget:
         if weight is None or weight.ndim != 2 or not weight.is_floating_point() or weight.element_size() < 2:
             raise ModelError(
                 f"the {type(layer).__name__} of {type(self._module).__name__} is quantised, so its rows cannot be "
-                "read; use heads with an output layer of their own and no sequential heads, or a target that keeps "
-                "embeddings and output layer in 16 bits"
+                "read; use independent heads with an output layer of their own, or a target that keeps embeddings and "
+                "output layer in 16 bits"
             )
         return weight.detach()

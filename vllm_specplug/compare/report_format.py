@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_specplug.atomic import replacing
 from vllm_specplug.errors import CompareError
 
 SCHEMA = "specplug.compare/1"
@@ -189,22 +188,10 @@ def write_text(text: str, path: str | Path) -> None:
         CompareError: it cannot be written.
     """
     target = Path(path)
-    temporary: Path | None = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(target)
+        with replacing(target) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
         raise CompareError(f"cannot write {target}: {error.strerror or error}") from error
 
 

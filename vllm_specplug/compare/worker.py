@@ -133,7 +133,7 @@ def _gained(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict
     }
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A killed parent cannot end us, so ask the kernel to (Linux; elsewhere the closed pipe does after the request)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
@@ -142,7 +142,7 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """Serve requests until standard input closes. An error is answered, not raised: the parent decides."""
-    _end_with_parent()
+    end_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     worker = Worker()

@@ -28,6 +28,8 @@ AnyPath: TypeAlias = str | os.PathLike[str]
 
 FORMAT = "specplug.medusa/1"
 WEIGHTS = "heads.safetensors"
+#: Rows of a target's vocabulary beyond the heads' that may be padding; more is another tokenizer.
+MAX_PADDING = 1024
 #: Files that any of the three layouts writes: a directory of these alone may be replaced.
 REPLACEABLE = {"config.json", WEIGHTS, foreign_vllm.WEIGHTS, foreign_original.WEIGHTS, foreign_original.WEIGHTS_SAFE}
 
@@ -155,7 +157,7 @@ def check_fits(config: HeadsConfig, path: AnyPath, hidden_size: int, vocab_size:
         raise ModelError(
             f"heads in {path} are for hidden size {config.hidden_size}, the target has {hidden_size}; {remedy}"
         )
-    if config.vocab_size > vocab_size:
+    if not config.vocab_size <= vocab_size <= min(2 * config.vocab_size, config.vocab_size + MAX_PADDING):
         raise ModelError(
             f"heads in {path} are for a vocabulary of {config.vocab_size} tokens, the target has {vocab_size}; {remedy}"
         )

@@ -30,11 +30,11 @@ class HeadsConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Kind = "sequential"
-    num_heads: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    vocab_size: int = Field(ge=1)
+    num_heads: int = Field(ge=1, le=64)
+    hidden_size: int = Field(ge=1, le=1 << 20)
+    vocab_size: int = Field(ge=1, le=1 << 24)
     """Of the target."""
-    num_layers: int = Field(default=1, ge=0)
+    num_layers: int = Field(default=1, ge=0, le=64)
     """Residual blocks of each head."""
     bias: bool = True
     """Whether the blocks have one."""

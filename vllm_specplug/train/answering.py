@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from vllm_specplug.atomic import save_tensors
 from vllm_specplug.chat import as_user_messages
+from vllm_specplug.compare.worker import end_with_parent
 from vllm_specplug.errors import ModelError
 from vllm_specplug.train.record import JOURNAL, HiddenStateRecorder, row_type
 
@@ -56,8 +57,8 @@ class Answering:
             detokenize=False,
         )
 
-    def answer(self, name: str, texts: Sequence[str]) -> int:
-        """Answer prompts and write the chunk `name`; how many tokens it holds.
+    def answer(self, name: str, texts: Sequence[str]) -> None:
+        """Answer prompts and write the chunk `name`.
 
         Raises:
             ModelError: fewer tokens were recorded than generated.
@@ -67,51 +68,62 @@ class Answering:
         journal = self.folder / JOURNAL
         start = journal.stat().st_size if journal.exists() else 0
         outputs = self.llm.generate(inputs, self.params, use_tqdm=False) if inputs else []
-        rows = np.fromfile(journal, row_type(self.hidden_size), offset=start) if inputs else np.zeros(0)
+        kind = row_type(self.hidden_size)
+        rows = np.fromfile(journal, kind, offset=start) if inputs else np.zeros(0, kind)
         num_generated = sum(len(output.outputs[0].token_ids) for output in outputs)
         if len(rows) < _MIN_RECORDED * num_generated:
             raise ModelError(
                 f"{len(rows)} of {num_generated} answer tokens were recorded in {journal}; is the disk full? Run again"
             )
-        write_chunk(self.folder / f"{name}.safetensors", rows, self.hidden_size)
+        write_chunk(self.folder / f"{name}.safetensors", rows, len(prompts) - len(inputs))
         if inputs:
             os.truncate(journal, 0)
-        return len(rows)
 
 
-def write_chunk(path: Path, rows: Rows, hidden_size: int) -> None:
+def write_chunk(path: Path, rows: Rows, num_skipped: int = 0) -> None:
     """Rows of the journal, answer by answer.
 
     The file holds `states` [num_tokens, hidden_size] bfloat16, `tokens` [num_tokens] int32, `lengths` [num_answers]
-    int32: state i is the one that token i was sampled from. An answer with a gap is cut there.
+    int32: state i is the one that token i was sampled from. An answer with a gap is cut there. Answers are in the order
+    of their tokens, whatever vLLM called the requests: the same answers always give the same file.
+
+    Args:
+        num_skipped: prompts left out, written down beside them.
     """
     import torch
 
-    rows = rows[np.lexsort((rows["num_tokens"], rows["request"]))] if len(rows) else np.zeros(0, row_type(hidden_size))
-    same = np.zeros(len(rows), bool)
-    same[1:] = (rows["request"][1:] == rows["request"][:-1]) & (np.diff(rows["num_tokens"]) == 1)
-    starts = np.flatnonzero(~same)
-    lengths = np.diff(np.append(starts, len(rows)))
+    rows = rows[np.lexsort((rows["num_tokens"], rows["request"]))]
+    goes_on = (rows["request"][1:] == rows["request"][:-1]) & (np.diff(rows["num_tokens"]) == 1)
+    answers = np.split(rows, 1 + np.flatnonzero(~goes_on)) if len(rows) else []
+    answers.sort(key=lambda answer: (answer["token"].tolist(), answer["state"].tobytes()))
+    rows = np.concatenate(answers) if answers else rows
     save_tensors(
         path,
         {
             "states": torch.from_numpy(np.ascontiguousarray(rows["state"])).view(torch.bfloat16),
             "tokens": torch.from_numpy(np.ascontiguousarray(rows["token"])),
-            "lengths": torch.from_numpy(lengths.astype(np.int32)),
+            "lengths": torch.tensor([len(answer) for answer in answers], dtype=torch.int32),
         },
+        {"num_skipped": str(num_skipped)},
     )
 
 
-def num_tokens_of(path: Path) -> int:
-    """Tokens in a chunk, from its header."""
-    from safetensors import safe_open
+def num_tokens_of(path: Path) -> tuple[int, int]:
+    """Tokens in a chunk and prompts left out of it, from its header.
 
-    with safe_open(path, framework="pt") as file:
-        shape: list[int] = file.get_slice("tokens").get_shape()
-    return shape[0]
+    Raises:
+        ModelError: the file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.get_slice("tokens").get_shape()[0], int((file.metadata() or {}).get("num_skipped", 0))
+    except SafetensorError as error:
+        raise ModelError(f"{path} is damaged ({error}); remove it, and it is made again") from error
 
 
-def run(job: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+def run(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Answer until there are enough tokens, making only the chunks that are missing."""
     folder, settings = Path(job["folder"]), job["settings"]
     size, goal = settings["chunk_size"], settings["num_tokens"]
@@ -129,16 +141,23 @@ def run(job: Mapping[str, Any]) -> Iterator[dict[str, int]]:
         kind = "held-out" if behind and waiting["held-out"] else "train"
         name, texts = waiting[kind].pop(0)
         path = folder / f"{name}.safetensors"
-        if path.exists():
-            have[kind] += num_tokens_of(path)
-        else:
+        if not path.exists():
             engine = engine or Answering(folder, settings)
-            have[kind] += engine.answer(name, texts)
-        yield {"num_tokens": have["train"], "num_held_out_tokens": have["held-out"], "goal": goal}
+            engine.answer(name, texts)
+        num_tokens, num_skipped = num_tokens_of(path)
+        have[kind] += num_tokens
+        yield {
+            "chunk": path.name,
+            "num_tokens": have["train"],
+            "num_held_out_tokens": have["held-out"],
+            "num_skipped": num_skipped,
+            "goal": goal,
+        }
 
 
 def main() -> None:
     """Do the job; what vLLM prints goes to standard error."""
+    end_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for progress in run(json.load(sys.stdin)):

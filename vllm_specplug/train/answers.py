@@ -6,13 +6,16 @@ goes on where it was. The child is `vllm_specplug.train.answering`.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,26 @@ from vllm_specplug.train.prompts import TrainingPrompt
 #: Share of the prompts' groups, and of the tokens, that no head is trained on.
 HELD_OUT = 0.05
 SETTINGS = "answers.json"
+_HARMLESS = frozenset(
+    [
+        "block_size",
+        "data_parallel_size",
+        "dtype",
+        "enable_expert_parallel",
+        "enable_prefix_caching",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "kv_cache_dtype",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "num_gpu_blocks_override",
+        "quantization",
+        "revision",
+        "seed",
+        "tensor_parallel_size",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +69,24 @@ class AnswerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the answers are."""
+    """How far the answers are, after one chunk."""
 
+    chunk: str
+    """Name of its file."""
     num_tokens: int
     num_held_out_tokens: int
+    num_skipped: int
+    """Prompts of this chunk that are too long for the target."""
     goal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The chunks that hold enough tokens."""
+
+    training: list[Path]
+    held_out: list[Path]
+    num_skipped: int
 
 
 def split(prompts: Sequence[TrainingPrompt], seed: int) -> tuple[list[TrainingPrompt], list[TrainingPrompt]]:
@@ -74,16 +110,14 @@ def collect(
     settings: AnswerSettings,
     folder: Path,
     progress: Callable[[Progress], None] = lambda _: None,
-) -> list[Path]:
-    """Let the target answer until there are enough tokens.
+) -> Collected:
+    """Let the target answer until there are enough tokens, or no prompts are left.
 
     Args:
-        folder: gets `train-*.safetensors`, `held-out-*.safetensors` (see `answering.Chunk`) and target.safetensors.
-            Chunks found there are kept.
-    Returns:
-        The chunk files.
+        folder: gets `train-*.safetensors`, `held-out-*.safetensors` (see `answering.write_chunk`) and
+            target.safetensors. Chunks found there are kept.
     Raises:
-        ConfigError: the folder holds answers made with other settings.
+        ConfigError: the folder holds answers made with other settings or prompts.
         ModelError: the target cannot be run, or recorded too little.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,36 +130,46 @@ def collect(
         "held-out": [prompt.text for prompt in held_out],
         "held_out_share": HELD_OUT,
     }
+    found = Collected([], [], 0)
+    for now in _run(job, settings.model):
+        found = Collected(
+            [*found.training, *([folder / now.chunk] if now.chunk.startswith("train-") else [])],
+            [*found.held_out, *([folder / now.chunk] if now.chunk.startswith("held-out-") else [])],
+            found.num_skipped + now.num_skipped,
+        )
+        progress(now)
+    return found
+
+
+def _run(job: Mapping[str, Any], model: str) -> Iterator[Progress]:
+    """The child, from its start to its end; it does not outlive whoever reads this."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
+        # Own session: the engine's processes end with it.
         child = subprocess.Popen(
             [sys.executable, "-m", "vllm_specplug.train.answering"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             env=_environment(),
+            start_new_session=True,
             text=True,
         )
         try:
             assert child.stdin is not None
             assert child.stdout is not None
-            try:
+            with contextlib.suppress(BrokenPipeError):  # it died at once; its log says why
                 child.stdin.write(json.dumps(job))
                 child.stdin.close()
-            except BrokenPipeError:
-                pass  # it died at once; its log says why
             for line in child.stdout:
-                progress(Progress(**json.loads(line)))
-            code = child.wait()
-        except BaseException:
-            child.kill()
+                yield Progress(**json.loads(line))
+            if child.wait():
+                log.seek(0)
+                why = one_line(last_error_line(log.read()))
+                raise ModelError(f"{model} could not answer the training prompts: {why}")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-            raise
-        if code:
-            log.seek(0)
-            raise ModelError(
-                f"{settings.model} could not answer the training prompts: {one_line(last_error_line(log.read()))}"
-            )
-    return sorted(folder.glob("*-*.safetensors"))
 
 
 def _environment() -> dict[str, str]:
@@ -138,7 +182,12 @@ def _environment() -> dict[str, str]:
 
 def _claim(folder: Path, settings: AnswerSettings, prompts: Sequence[TrainingPrompt]) -> None:
     """Refuse a folder with answers of another kind; the number of tokens may grow."""
-    asked = {**asdict(settings), "num_prompts": len(prompts), "first_prompt": prompts[0].text}
+    texts = json.dumps([(prompt.text, prompt.group) for prompt in prompts])
+    asked = {
+        **asdict(settings),
+        "engine_args": named(settings.engine_args),
+        "prompts": hashlib.sha256(texts.encode()).hexdigest(),
+    }
     del asked["num_tokens"]
     file = folder / SETTINGS
     try:
@@ -154,3 +203,8 @@ def _claim(folder: Path, settings: AnswerSettings, prompts: Sequence[TrainingPro
                 f"{folder} holds answers made with {key} {found.get(key)!r}, now it is {value!r}; "
                 "name another --work folder, or remove this one"
             )
+
+
+def named(engine_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine arguments as they may be written down: of those that may hold a secret or a path, the names alone."""
+    return {key: value if key in _HARMLESS else "given" for key, value in sorted(engine_args.items())}

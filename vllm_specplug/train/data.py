@@ -6,6 +6,7 @@ sequential heads read), and for head k token j + 1 + k (what it should guess).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,14 @@ class Answers(Dataset[Batch]):
         if not len(self.places):
             raise ModelError("all answers hold a single token, so there is nothing to guess; raise --max-tokens")
         self._num_heads = num_heads
+        self.lengths = lengths
+
+    @property
+    def digest(self) -> str:
+        """Of all tokens and answers: other examples have another."""
+        found = hashlib.sha256(self.tokens.numpy().tobytes())
+        found.update(self.lengths.numpy().tobytes())
+        return found.hexdigest()
 
     def __len__(self) -> int:
         return len(self.places)

@@ -20,7 +20,8 @@ class HeadsQuality:
     top5: list[float]
     """... one of its first five."""
     acceptance_length: list[float]
-    """Expected tokens of a greedy round with 1, 2, ... drafts: 1 + the drafts accepted before the first miss."""
+    """Tokens a greedy round gives with 1, 2, ... drafts, walking each answer round by round: a round begins where the
+    last one ended, which is more often at a hard place than at an easy one."""
 
 
 def evaluate(heads: MedusaHeads, answers: Answers, batch_size: int = 512) -> HeadsQuality:
@@ -34,7 +35,7 @@ def _evaluate(heads: MedusaHeads, answers: Answers, batch_size: int) -> HeadsQua
     num_heads = heads.config.num_heads
     known = torch.zeros(num_heads, dtype=torch.int64)
     first, among_five = torch.zeros_like(known), torch.zeros_like(known)
-    accepted = torch.zeros(num_heads, dtype=torch.int64)
+    hits_of: list[torch.Tensor] = []
     for batch in batches(answers, batch_size):
         labels = batch.labels.to(device)
         right = torch.zeros_like(labels, dtype=torch.bool)
@@ -45,12 +46,30 @@ def _evaluate(heads: MedusaHeads, answers: Answers, batch_size: int) -> HeadsQua
             first[index] += hits[:, 0].sum().cpu()
             among_five[index] += hits.any(dim=1).sum().cpu()
         known += (labels != IGNORED).sum(dim=0).cpu()
-        # Greedy drafts are the tokens that were read here as long as all before were right: no second pass is needed.
-        accepted += right.cumprod(dim=1).sum(dim=0).cpu()
-    lengths = 1 + (accepted / len(answers)).cumsum(0)
+        hits_of.append(right.cpu())
+    # Greedy drafts are the tokens that were read here as long as all before were right: no second pass is needed.
+    accepted = torch.cat(hits_of).cumprod(dim=1)
+    lengths = [rounds_length(accepted[:, : count + 1].sum(dim=1), answers.lengths) for count in range(num_heads)]
     return HeadsQuality(
-        len(answers),
-        (first / known.clamp(min=1)).tolist(),
-        (among_five / known.clamp(min=1)).tolist(),
-        lengths.tolist(),
+        len(answers), (first / known.clamp(min=1)).tolist(), (among_five / known.clamp(min=1)).tolist(), lengths
     )
+
+
+def rounds_length(accepted: torch.Tensor, lengths: torch.Tensor) -> float:
+    """Mean tokens of a round.
+
+    Args:
+        accepted: [num_examples], drafts accepted in a round that begins there.
+        lengths: tokens of each answer; an answer of n tokens has n - 1 examples, one after the other.
+    """
+    counts = accepted.tolist()
+    num_tokens = num_rounds = first = 0
+    for length in lengths.tolist():
+        place, end = first, first + max(length - 1, 0)
+        while place < end:
+            num_rounds += 1
+            gained = min(counts[place] + 1, end - place)
+            num_tokens += gained
+            place += gained
+        first = end
+    return num_tokens / num_rounds

@@ -7,8 +7,9 @@ checkpoint holds weights, optimiser and step, and the order of examples depends 
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vllm_specplug.atomic import replacing
-from vllm_specplug.errors import ConfigError
+from vllm_specplug.errors import ConfigError, ModelError
 from vllm_specplug.medusa.heads import MedusaHeads
 from vllm_specplug.train.data import IGNORED, Answers, Batch, batches
 
@@ -63,8 +64,8 @@ def fit(
         checkpoint: where the state is kept; found there, training goes on from it.
         progress: called after each step; an exception it raises ends the training.
     Raises:
-        ConfigError: the checkpoint is of another training.
-        ArithmeticError: the loss is not finite.
+        ConfigError: the checkpoint is of another training, or the loss is not finite.
+        ModelError: the checkpoint cannot be written.
     """
     device = next(heads.parameters()).device
     num_batches = len(batches(answers, settings.batch_size, shuffled_by=0))
@@ -74,7 +75,8 @@ def fit(
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _warm_then_cosine(num_steps, settings.warmup))
     rows = _rows_of_target_ids(heads)
-    done = _resume(checkpoint, heads, optimizer, schedule, settings, len(answers))
+    identity = identity_of(heads, answers, settings)
+    done = _resume(checkpoint, heads, optimizer, schedule, identity)
     heads.train()
     for epoch in range(done // num_batches, settings.num_epochs):
         for number, batch in enumerate(batches(answers, settings.batch_size, settings.seed + epoch)):
@@ -83,14 +85,14 @@ def fit(
                 continue
             loss = loss_of(heads, batch, rows, device)
             if not math.isfinite(loss.item()):
-                raise ArithmeticError(f"the loss of step {step} is {loss.item()}; lower --learning-rate")
+                raise ConfigError(f"the loss of step {step} is {loss.item()}; lower --learning-rate")
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
             optimizer.step()
             schedule.step()
             if step % settings.checkpoint_every == 0 or step == num_steps:
-                _save(checkpoint, heads, optimizer, schedule, settings, len(answers), step)
+                _save(checkpoint, heads, optimizer, schedule, identity, step)
             progress(Step(step, num_steps, loss.item()))
     heads.eval()
 
@@ -131,9 +133,15 @@ def _warm_then_cosine(num_steps: int, warmup: float) -> Callable[[int], float]:
     return factor
 
 
-def _identity(heads: MedusaHeads, settings: FitSettings, num_examples: int) -> dict[str, Any]:
+def identity_of(heads: MedusaHeads, answers: Answers, settings: FitSettings) -> dict[str, Any]:
     """What must be the same for a checkpoint to be gone on from."""
-    return {"heads": heads.config.model_dump(), "settings": asdict(settings), "num_examples": num_examples}
+    ids = heads.draft_token_ids
+    return {
+        "heads": heads.config.model_dump(),
+        "settings": asdict(settings),
+        "answers": answers.digest,
+        "draft_token_ids": None if ids is None else hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest(),
+    }
 
 
 def _save(
@@ -141,21 +149,21 @@ def _save(
     heads: MedusaHeads,
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
-    settings: FitSettings,
-    num_examples: int,
+    identity: Mapping[str, Any],
     step: int,
 ) -> None:
-    with replacing(path) as temporary:
-        torch.save(
-            {
-                "identity": _identity(heads, settings, num_examples),
-                "step": step,
-                "heads": heads.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "schedule": schedule.state_dict(),
-            },
-            temporary,
-        )
+    state = {
+        "identity": dict(identity),
+        "step": step,
+        "heads": heads.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+    }
+    try:
+        with replacing(path) as temporary:
+            torch.save(state, temporary)
+    except (OSError, RuntimeError) as error:  # torch's writer raises the latter on a full disk
+        raise ModelError(f"{path} cannot be written ({error}); make room, and run again to go on from there") from error
 
 
 def _resume(
@@ -163,8 +171,7 @@ def _resume(
     heads: MedusaHeads,
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
-    settings: FitSettings,
-    num_examples: int,
+    identity: Mapping[str, Any],
 ) -> int:
     """Steps that are done already."""
     if not path.exists():
@@ -173,8 +180,7 @@ def _resume(
         found = torch.load(path, map_location=next(heads.parameters()).device, weights_only=True)
     except Exception as error:  # whatever a damaged file raises
         raise ConfigError(f"{path} cannot be read ({type(error).__name__}); remove it to train again") from error
-    asked = _identity(heads, settings, num_examples)
-    for part, value in asked.items():
+    for part, value in identity.items():
         if found["identity"][part] != value:
             raise ConfigError(
                 f"{path} is of another training ({part}: {found['identity'][part]}, now {value}); "

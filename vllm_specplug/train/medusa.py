@@ -6,25 +6,27 @@ Prompts (given or made) -> the target's answers and hidden states -> training ->
 from __future__ import annotations
 
 import argparse
+import fcntl
+import hashlib
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from vllm_specplug.compare.terminal import show_progress
 from vllm_specplug.errors import ConfigError
-from vllm_specplug.train.answers import AnswerSettings, collect
-from vllm_specplug.train.prompts import TrainingPrompt, load_prompts, make_prompts
+from vllm_specplug.train.answers import AnswerSettings, Collected, Progress, collect, named
+from vllm_specplug.train.prompts import load_prompts, make_prompts
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every `specplug --help` reads this file
+    from vllm_specplug.medusa.heads import MedusaHeads
+    from vllm_specplug.train.data import Answers
     from vllm_specplug.train.fit import FitSettings
-
-#: Below this the gain would drown in what the figures leave out.
-WORTH_SERVING = 1.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,36 +102,101 @@ def main(args: argparse.Namespace) -> int:
     import torch
 
     from vllm_specplug.medusa import checkpoint, files
-    from vllm_specplug.medusa.heads import HeadsConfig
-    from vllm_specplug.train.data import Answers, frequent_tokens
+    from vllm_specplug.train.data import Answers
     from vllm_specplug.train.evaluate import evaluate
-    from vllm_specplug.train.fit import FitSettings, fit
-    from vllm_specplug.train.record import TARGET
-    from vllm_specplug.train.target import TargetTensors, num_weights
+    from vllm_specplug.train.figures import figures_of, is_worth_serving, show_figures
+    from vllm_specplug.train.fit import FitSettings, fit, identity_of
 
     _check(args)
-    files.check_replaceable(args.out, checkpoint.REPLACEABLE)
-    started = time.time()
+    out = args.out.resolve()
+    files.check_replaceable(out, checkpoint.REPLACEABLE)
+    work = args.work or out.with_name(out.name + ".work")
     messages = sys.stderr if args.json else sys.stdout
-    work = args.work or args.out.with_name(args.out.name + ".work")
-    prompts = _prompts(args)
-    settings = AnswerSettings(
+    fitting = FitSettings(args.epochs, args.batch_size, args.learning_rate, seed=args.seed)
+    started = time.time()
+    with _alone_in(work):
+        found = _answers(args, work / "answers", messages)
+        training, held_out = (Answers(chunks, args.heads) for chunks in (found.training, found.held_out))
+        heads, coverage = _new_heads(args, training, work / "answers")
+        identity = json.dumps(identity_of(heads, training, fitting), sort_keys=True)
+        state = work / f"training-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.pt"
+        with show_progress() as show:
+            fit(
+                heads,
+                training,
+                fitting,
+                state,
+                lambda step: show(f"training steps, loss {step.loss:.3f}", step.number, step.num_steps),
+            )
+        figures = {
+            "num_training_tokens": len(training.tokens),
+            "num_held_out_tokens": len(held_out.tokens),
+            "draft_vocab_coverage": coverage,
+            **figures_of(heads, evaluate(heads, held_out), args.model),
+            "seconds": time.time() - started,
+        }
+        checkpoint.write(out, heads.to("cpu", torch.bfloat16), _provenance(args, fitting, figures))
+    show_figures(messages, figures, args.out)
+    if args.json:
+        print(json.dumps(figures))
+    return 0 if is_worth_serving(figures) else 1
+
+
+@contextmanager
+def _alone_in(work: Path) -> Iterator[None]:
+    """Two runs in one folder would spoil each other's answers."""
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        file = (work / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"cannot work in {work}: {error.strerror}; name another --work folder") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another run works in {work}; wait for it, or name another --work folder") from None
+        yield
+
+
+def _answers(args: argparse.Namespace, folder: Path, messages: TextIO) -> Collected:
+    # Given prompts, or all that we can make: which are held out must not depend on how many are needed.
+    prompts = make_prompts(None, args.seed) if args.prompts is None else load_prompts(args.prompts)
+    with show_progress() as show:
+        last: list[Progress] = []
+
+        def progress(now: Progress) -> None:
+            last[:] = [now]
+            show("answer tokens", min(now.num_tokens, now.goal), now.goal)
+
+        found = collect(prompts, _settings(args), folder, progress)
+    if found.num_skipped:
+        print(f"{found.num_skipped} prompts were left out: too long for the target's context", file=messages)
+    if last and last[0].num_tokens < args.tokens:
+        print(
+            f"all prompts are answered and gave {last[0].num_tokens:,} tokens of the {args.tokens:,} asked for; give "
+            "more prompts with --prompts, or longer answers with --max-tokens",
+            file=messages,
+        )
+    return found
+
+
+def _settings(args: argparse.Namespace) -> AnswerSettings:
+    return AnswerSettings(
         args.model, args.tokens, args.max_tokens, args.temperature, args.seed, engine_args=args.engine_args
     )
-    with show_progress() as show:
-        chunks = collect(
-            prompts,
-            settings,
-            work / "answers",
-            lambda now: show("answer tokens", min(now.num_tokens, now.goal), now.goal),
-        )
-    training = Answers([file for file in chunks if file.name.startswith("train-")], args.heads)
-    held_out = Answers([file for file in chunks if file.name.startswith("held-out-")], args.heads)
-    target = TargetTensors.load(work / "answers" / TARGET)
 
-    draft_token_ids, coverage = None, 1.0
-    if args.draft_vocab:
-        draft_token_ids, coverage = frequent_tokens(training, args.draft_vocab)
+
+def _new_heads(args: argparse.Namespace, training: Answers, folder: Path) -> tuple[MedusaHeads, float]:
+    """Untrained heads, and which share of the answers' tokens they can draft."""
+    import torch
+
+    from vllm_specplug.medusa.heads import HeadsConfig
+    from vllm_specplug.train.data import frequent_tokens
+    from vllm_specplug.train.record import TARGET
+    from vllm_specplug.train.target import TargetTensors
+
+    target = TargetTensors.load(folder / TARGET)
+    draft_token_ids, coverage = frequent_tokens(training, args.draft_vocab) if args.draft_vocab else (None, 1.0)
     config = HeadsConfig(
         kind=args.kind,
         num_heads=args.heads,
@@ -139,37 +206,9 @@ def main(args: argparse.Namespace) -> int:
         output=args.output,
         draft_vocab_size=None if draft_token_ids is None else len(draft_token_ids),
     )
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(args.seed)
-    heads = target.new_heads(config, draft_token_ids).to(device)
-    fitting = FitSettings(args.epochs, args.batch_size, args.learning_rate, seed=args.seed)
-    with show_progress() as show:
-        fit(
-            heads,
-            training,
-            fitting,
-            work / f"{config.kind}.checkpoint.pt",
-            lambda step: show(f"training steps, loss {step.loss:.3f}", step.number, step.num_steps),
-        )
-    quality = evaluate(heads, held_out)
-    weights = num_weights(args.model)
-    draft_cost = [heads.num_weights_read(count) / weights if weights else 0.0 for count in range(1, args.heads + 1)]
-    figures = {
-        "num_training_tokens": len(training.tokens),
-        "num_held_out_tokens": len(held_out.tokens),
-        "draft_vocab_coverage": coverage,
-        **asdict(quality),
-        "draft_cost_ratio": draft_cost if weights else None,
-        "predicted_speedup": [
-            length / (1 + cost) for length, cost in zip(quality.acceptance_length, draft_cost, strict=True)
-        ],
-        "seconds": time.time() - started,
-    }
-    checkpoint.write(args.out, heads.to("cpu", torch.bfloat16), _provenance(args, settings, fitting, figures))
-    _show(messages, figures, args.out)
-    if args.json:
-        print(json.dumps(figures))
-    return 0 if max(figures["predicted_speedup"]) >= WORTH_SERVING else 1
+    return target.new_heads(config, draft_token_ids).to(device), coverage
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -194,16 +233,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--learning-rate is {args.learning_rate}; expected more than 0")
 
 
-def _prompts(args: argparse.Namespace) -> list[TrainingPrompt]:
-    """The given ones, or all that we can make: which are held out must not depend on how many are needed."""
-    if args.prompts is not None:
-        return load_prompts(args.prompts)
-    return make_prompts(None, args.seed)
-
-
-def _provenance(
-    args: argparse.Namespace, answers: AnswerSettings, fitting: FitSettings, figures: Mapping[str, Any]
-) -> dict[str, Any]:
+def _provenance(args: argparse.Namespace, fitting: FitSettings, figures: Mapping[str, Any]) -> dict[str, Any]:
     from vllm_specplug.compare import provenance
 
     commit, changed = provenance.commit()
@@ -221,38 +251,11 @@ def _provenance(
         "machine": provenance.machine(),
         "target": Path(args.model).name,
         "prompts": "made by specplug" if args.prompts is None else args.prompts.name,
-        "answers": {**asdict(answers), "model": Path(args.model).name},
+        "answers": {
+            **asdict(_settings(args)),
+            "model": Path(args.model).name,
+            "engine_args": named(args.engine_args),
+        },
         "training": asdict(fitting),
         "held_out": dict(figures),
     }
-
-
-def _show(file: Any, figures: Mapping[str, Any], out: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{figures['num_examples']:,} held-out tokens", title_justify="left")
-    for heading in ("head", "top-1", "top-5", "tokens a round", "draft cost", "at best"):
-        table.add_column(heading, justify="right")
-    columns = ("top1", "top5", "acceptance_length", "predicted_speedup")
-    rows = zip(*(figures[name] for name in columns), strict=True)
-    costs = figures["draft_cost_ratio"]
-    for number, (top1, top5, length, speedup) in enumerate(rows, start=1):
-        cost = f"{costs[number - 1]:.1%}" if costs else "unknown"
-        table.add_row(str(number), f"{top1:.3f}", f"{top5:.3f}", f"{length:.2f}", cost, f"{speedup:.2f}x")
-    console = Console(file=file)
-    console.print(table)
-    best = max(range(len(figures["predicted_speedup"])), key=lambda index: figures["predicted_speedup"][index])
-    speedup = figures["predicted_speedup"][best]
-    coverage = figures["draft_vocab_coverage"]
-    console.print(
-        f"the draft vocabulary covers {coverage:.1%} of the answers; draft cost counts weights read", soft_wrap=True
-    )
-    if speedup < WORTH_SERVING:
-        console.print(
-            f"warning: at best {speedup:.2f} times no speculation, so these heads are not worth serving; train on more "
-            "tokens (--tokens), on prompts like your traffic (--prompts), or draft fewer tokens of a larger target",
-            soft_wrap=True,
-        )
-    config = {"method": "specplug:medusa", "model": str(out), "num_speculative_tokens": best + 1}
-    console.print(f"heads: {out}\nserve: --speculative-config '{json.dumps(config)}'", soft_wrap=True, highlight=False)

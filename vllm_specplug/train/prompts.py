@@ -78,9 +78,7 @@ def load_prompts(path: str | Path) -> list[TrainingPrompt]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read the training prompts {file}: not UTF-8 (byte {error.start})") from error
     prompts = [
-        _parse_line(line, f"{file}:{number}", default_group=f"line-{number}")
-        for number, line in enumerate(text.split("\n"), start=1)
-        if line.strip()
+        _parse_line(line, f"{file}:{number}") for number, line in enumerate(text.split("\n"), start=1) if line.strip()
     ]
     if not prompts:
         raise ConfigError(f"{file} holds no training prompts; expected one JSON object a line with 'prompt'")
@@ -179,7 +177,7 @@ class _Draw:
         return used[number]
 
 
-def _parse_line(line: str, where: str, default_group: str) -> TrainingPrompt:
+def _parse_line(line: str, where: str) -> TrainingPrompt:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -188,7 +186,7 @@ def _parse_line(line: str, where: str, default_group: str) -> TrainingPrompt:
         raise ConfigError(f"{where}: expected a JSON object with 'prompt', found {type(row).__name__}")
     if "prompt" not in row:
         raise ConfigError(f"{where}: key 'prompt' is missing; expected an object with 'prompt'")
-    values = {"category": "own", "group": default_group} | row
+    values = {"category": "own", "group": row["prompt"]} | row  # logged traffic repeats itself
     for key in ("prompt", "category", "group"):
         if not isinstance(values[key], str) or not values[key].strip():
             raise ConfigError(f"{where}: {key!r} must be a text that is not empty, found {values[key]!r}")

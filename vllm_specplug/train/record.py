@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class HiddenStateRecorder(Proposer):
     """Drafts nothing and writes each new token with its hidden state to a journal."""
 
     Options = RecorderOptions
-    capabilities: ClassVar[Capabilities] = Capabilities(reads_hidden_states=True)
+    capabilities = Capabilities(reads_hidden_states=True)
 
     def __init__(self, options: RecorderOptions, engine: EngineInfo) -> None:
         super().__init__(options, engine)
@@ -51,6 +51,7 @@ class HiddenStateRecorder(Proposer):
             raise ConfigError(f"folder {options.folder!r} to record into does not exist; make it first")
         self._row_type = row_type(engine.hidden_size)
         self._file: IO[bytes] | None = None
+        self._failed = False
 
     def load(self, target: Target) -> None:
         """Keep the target's embeddings and output layer, for training to use."""
@@ -75,16 +76,23 @@ class HiddenStateRecorder(Proposer):
             written["token"] = batch.token_ids[rows, batch.num_tokens[rows] - 1]
             states = batch.hidden_states[torch.from_numpy(rows).to(batch.hidden_states.device)]
             written["state"] = states.bfloat16().cpu().view(torch.int16).numpy()
-            self._journal().write(written.tobytes())
+            self._write(written.tobytes())
         return Drafts.none(batch.num_reqs)
 
     def forget(self, req_ids: Collection[str]) -> None:
         """Nothing is kept of a request."""
 
-    def _journal(self) -> IO[bytes]:
-        if self._file is None:  # unbuffered: whoever waits for the answers finds all of their rows in the file
-            self._file = (self._folder / JOURNAL).open("ab", buffering=0)
-        return self._file
+    def _write(self, rows: bytes) -> None:
+        if self._failed:
+            return
+        try:
+            if self._file is None:
+                self._file = (self._folder / JOURNAL).open("ab")
+            self._file.write(rows)
+            self._file.flush()  # whoever waits for the answers finds all of their rows in the file
+        except OSError:
+            self._failed = True  # half a row may stand there: all that came behind it would be misread
+            raise
 
 
 def _number(req_id: str) -> int:

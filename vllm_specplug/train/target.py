@@ -52,14 +52,24 @@ class TargetTensors:
 
 
 def num_weights(model: str) -> int | None:
-    """Weights of a target, from its configuration alone; None where transformers does not know the architecture."""
+    """Weights that a step of a target reads, from its configuration alone.
+
+    Returns:
+        None where it cannot be told from that: an architecture that transformers does not know, experts of which a step
+        reads some, quantised weights.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
+        config = AutoConfig.from_pretrained(model)
         with torch.device("meta"):
-            built = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
-    except Exception:  # whatever an unknown architecture raises; the figure is then left out
+            built = AutoModelForCausalLM.from_config(config)
+    except Exception:  # whatever an unknown architecture raises
+        return None
+    if getattr(config, "quantization_config", None) or any("expert" in name for name, _ in built.named_parameters()):
         return None
     count: int = sum(parameter.numel() for parameter in built.parameters())
-    return count
+    embeddings, output = built.get_input_embeddings().weight, built.get_output_embeddings()
+    tied = output is None or output.weight is embeddings
+    return count if tied else count - embeddings.numel()  # of a table a step reads one row for each token
