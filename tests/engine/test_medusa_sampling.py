@@ -54,7 +54,7 @@ def engine_of(make_engine: MakeEngine, eight: str, heads: str, method: str) -> E
 
 
 @pytest.mark.parametrize(
-    ("method", "min_confidence"), [("probabilistic", 0.0), ("probabilistic", 0.2), ("greedy", 0.0)]
+    ("method", "min_confidence"), [("probabilistic", 0.0), ("probabilistic", 0.5), ("greedy", 0.0)]
 )
 def test_sampled_text_has_the_targets_distribution_v1(
     make_engine: MakeEngine, eight: str, heads: str, target: ExactTarget, method: str, min_confidence: float
@@ -72,8 +72,8 @@ def test_sampled_text_has_the_targets_distribution_v1(
     samples.counts.assert_enough(accepted=1000, rejected=1000)
     assert engine.count("failures") == engine.count("dropped_bad_probs") == 0
     # Four tokens: one from the prompt's own step, then at most two drafts; without a limit the first round has both.
-    cut = samples.counts.num_draft_tokens < 1.1 * samples.counts.num_drafts
-    assert cut == (min_confidence > 0)
+    drafts_a_round = samples.counts.num_draft_tokens / samples.counts.num_drafts
+    assert drafts_a_round < 1.2 if min_confidence else drafts_a_round > 1.2
     alone = make_engine(None, model=eight, max_model_len=64, max_num_seqs=256)
     assert samples.beside == [alone.tokens([prompt], params)[0] for prompt, params in greedy]
     p_values = {

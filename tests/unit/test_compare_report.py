@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from vllm_specplug.compare import report_format
+from vllm_specplug import atomic
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.lossless import Difference
 from vllm_specplug.compare.measure import Answer, Block, DraftCounts
@@ -180,7 +180,7 @@ def test_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pyt
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report_format.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     with pytest.raises(CompareError, match=f"cannot write {path}: No space left on device"):
         write_text("new", path)
     assert path.read_text() == "old"
