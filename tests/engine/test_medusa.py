@@ -179,6 +179,25 @@ def test_drafts_are_those_of_vllms_own_medusa_v1(make_engine: MakeEngine, tiny: 
     assert num_compared > 1000
 
 
+@pytest.mark.parametrize(("batch_size", "most"), [(1, 4), (3, 2), (8, 0)])
+def test_drafts_follow_the_schedule_by_batch_size_v1(
+    make_engine: MakeEngine, five: str, batch_size: int, most: int
+) -> None:
+    """vllm#46399: a smaller number of drafts than the maximum ended the engine."""
+    schedule = {
+        "num_speculative_tokens": 4,
+        "num_speculative_tokens_per_batch_size": [[1, 1, 4], [2, 4, 2], [5, 16, 0]],
+    }
+    prompts = [loop_prompt(start, 9) for start in range(batch_size)]
+    expected = make_engine().generate(prompts, greedy(100))
+    engine = make_engine({"method": MEDUSA, "model": five, **schedule})
+    engine.new_counts()
+    assert said(engine.generate(prompts, greedy(100))) == said(expected)
+    counts = engine.new_counts()
+    assert counts.num_draft_tokens <= most * counts.num_drafts
+    assert counts.num_draft_tokens > (most - 1) * counts.num_drafts or not most
+
+
 @needs_two_cores
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [{}, {"output": "shared", "draft_token_ids": tuple(range(1, 32))}], ids=["", "cut"])

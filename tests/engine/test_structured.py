@@ -6,7 +6,8 @@ import json
 from typing import Any, get_args
 
 import pytest
-from conftest import KNOWN, LOOKUP, SCRIPTED, Engine, MakeEngine, loop_prompt, replay, said
+from conftest import KNOWN, LOOKUP, MEDUSA, SCRIPTED, Engine, MakeEngine, loop_prompt, replay, said
+from tiny_heads import tiny_heads
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -120,6 +121,30 @@ def test_sampled_json_is_valid_beside_drafts_with_probabilities_v1(
     assert {len(answer.outputs[0].token_ids) for answer in answers[8:]} == {60}
     assert engine.count("draft_tokens") > 50
     assert engine.count("dropped_bad_probs") == 0
+
+
+@BACKENDS
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
+def test_json_beside_medusa_is_the_targets_own_v1(
+    make_engine: MakeEngine, tiny_text: str, backend: str, method: str
+) -> None:
+    """Heads know of no grammar: what they draft for a structured answer goes over without q and is cut by vLLM."""
+    prompts = [*PROMPTS, *PROMPTS[:4]]
+    free = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    mixed = [params()] * len(PROMPTS) + [free] * 4
+    expected = make_engine(**arguments(tiny_text, backend)).generate(prompts, mixed)
+    heads = {"model": tiny_heads(tiny_text), "draft_sample_method": method}
+    config = {"method": MEDUSA, "num_speculative_tokens": 3, **heads}
+    engine = make_engine(config, **arguments(tiny_text, backend))
+    engine.new_counts()
+    answers = engine.generate(prompts, mixed)
+    check(answers[: len(PROMPTS)])
+    assert said(answers) == said(expected)
+    engine.new_counts().assert_enough(accepted=20, rejected=10)
+    sampled = engine.generate(prompts, [params(temperature=1, seed=7, max_tokens=200)] * 8 + [free] * 4)
+    check(sampled[:8])
+    assert said(sampled[8:]) == said(expected[8:])
+    assert engine.count("failures") == engine.count("dropped_bad_probs") == 0
 
 
 @BACKENDS
