@@ -27,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget-s",
         type=float,
-        default=200,
+        default=180,
         metavar="S",
         help="measure for so many seconds at most, by using fewer prompts of each category (%(default)s)",
     )
-    parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="length of an answer (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="length of an answer (%(default)s)")
     parser.add_argument("--passes", type=int, default=2, metavar="N", help="times each arm answers (%(default)s)")
     parser.add_argument(
         "--dtype",

@@ -152,8 +152,7 @@ def test_drafts_are_those_of_vllms_own_medusa_v1(make_engine: MakeEngine, tiny: 
 
     def noting(*args: Any, **kwargs: Any) -> Any:
         drafts = propose(*args, **kwargs)
-        states = kwargs.get("target_hidden_states", args[0] if torch.is_tensor(args[0]) else args[1])
-        seen.append((states.clone(), drafts.clone()))
+        seen.append((kwargs["target_hidden_states"].clone(), drafts.clone()))
         return drafts
 
     theirs.runner.drafter.propose = noting

@@ -53,7 +53,8 @@ def tiny_heads(model: str, num_heads: int = 5, temperature: float = 0.0, **confi
         },
         chunk,
     )
-    ids = config.pop("draft_token_ids", None)
+    given = config.pop("draft_token_ids", None)
+    ids = None if given is None else list(given)
     shape = HeadsConfig(
         num_heads=num_heads,
         hidden_size=hidden_size,
