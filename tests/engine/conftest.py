@@ -16,6 +16,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gc
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -185,6 +186,7 @@ def make_engine(tiny: str) -> MakeEngine:
             kernel_scan.survive()  # a test may have loaded numba
             made[key] = Engine(LLM(model, speculative_config=speculative_config, **settings))
             made[key].new_counts()
+            gc.freeze()  # it stays to the end, so no collection need look at it again
         return made[key]
 
     return make
@@ -208,7 +210,7 @@ def drafting_engine(
     """
     if method == "medusa":
         model = arguments.get("model") or make_engine().llm.llm_engine.model_config.model
-        options = {"method": MEDUSA, "num_speculative_tokens": 5, "model": tiny_heads(model)}
+        options = {"method": MEDUSA, "num_speculative_tokens": 3, "model": tiny_heads(model)}
         engine = make_engine(options, **{**arguments, "model": model})
         engine.new_counts()
         return engine

@@ -191,8 +191,8 @@ def stream(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> 
 
 @pytest.fixture(scope="module")
 def unstopped(make_engine: MakeEngine, tiny_text: str) -> list[Any]:
-    """What the target says to `text_prompts(64)` when nothing ends it."""
-    return make_engine(model=tiny_text).generate(text_prompts(64), text_params(max_tokens=80))
+    """What the target says to `text_prompts(80)` when nothing ends it."""
+    return make_engine(model=tiny_text).generate(text_prompts(80), text_params(max_tokens=80))
 
 
 @METHODS
@@ -202,7 +202,7 @@ def test_every_ending_is_the_same_v1(
 ) -> None:
     """min_tokens forbids the stop token only so far: also in the middle of a draft."""
     plain = make_engine(model=tiny_text)
-    prompts = text_prompts(64)
+    prompts = text_prompts(80)
     frequency = Counter(token for one in unstopped for token in one.outputs[0].token_ids if token < 96)
     stops = [token for token, _ in frequency.most_common(45)[40:]]  # not so common that every text is short
     stop_strings = [plain.llm.get_tokenizer().decode([token]) for token in stops]

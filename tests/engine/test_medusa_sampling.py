@@ -54,7 +54,12 @@ def engine_of(make_engine: MakeEngine, eight: str, heads: str, method: str) -> E
 
 
 @pytest.mark.parametrize(
-    ("method", "min_confidence"), [("probabilistic", 0.0), ("probabilistic", 0.5), ("greedy", 0.0)]
+    ("method", "min_confidence"),
+    [
+        ("probabilistic", 0.0),
+        pytest.param("probabilistic", 0.5, marks=pytest.mark.slow),
+        pytest.param("greedy", 0.0, marks=pytest.mark.slow),
+    ],
 )
 def test_sampled_text_has_the_targets_distribution_v1(
     make_engine: MakeEngine, eight: str, heads: str, target: ExactTarget, method: str, min_confidence: float
@@ -85,6 +90,7 @@ def test_sampled_text_has_the_targets_distribution_v1(
     assert holm_rejected(p_values, LEVEL) == []
 
 
+@pytest.mark.slow
 def test_requests_with_seeds_are_exact_and_repeat_v1(
     make_engine: MakeEngine, eight: str, heads: str, target: ExactTarget
 ) -> None:
