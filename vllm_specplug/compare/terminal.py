@@ -121,7 +121,7 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         theory = report["theory"][name]
         if theory["draft_cost_ratio"] is not None:
             lines.append(
-                f"{name}: a step's drafts take {theory['draft_cost_ratio']:.1%} of the time of a step of "
+                f"{name}: a step's drafts take {100 * theory['draft_cost_ratio']:.1f} % of the time of a step of "
                 f"{comparison['against']}, checking them takes {theory['verify_cost_ratio']:.2f} times as long as one."
             )
         different = report["lossless"][name]["different"]
