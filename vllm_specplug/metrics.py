@@ -40,18 +40,20 @@ _DROP_HELP = (
     "between tensor-parallel ranks (ranks_differ)."
 )
 _OFF_HELP = "Workers in which the proposer was switched off."
-_DRAFT_SECONDS = (
-    "specplug_draft_seconds",
-    "Time in which a step waited for its drafts, all that stands between the verdict on the last ones and these.",
-)
 _COUNTERS = {
     "steps": ("specplug_propose_steps", "Steps in which the proposer was asked for drafts."),
     "draft_tokens": ("specplug_draft_tokens", "Draft tokens handed to vLLM, before it trims them."),
     "withheld": ("specplug_drafts_withheld", "Requests not drafted for in a step since their length limit was near."),
     "failures": ("specplug_proposer_failures", "Exceptions a proposer raised; each cost one step's drafts."),
+    "draft_us": (
+        "specplug_draft_seconds",
+        "Time in which a step waited for its drafts, all that stands between the verdict on the last ones and these.",
+    ),
 }
+#: What a count is divided by where it is shown; slots hold whole numbers.
+_SHOWN_PER = {"draft_us": 1_000_000}
 _shown_on: set[CollectorRegistry] = set()
-_SLOTS = (*_COUNTERS, "draft_us", "off", *(f"dropped_{reason}" for reason in DROP_REASONS))
+_SLOTS = (*_COUNTERS, "off", *(f"dropped_{reason}" for reason in DROP_REASONS))
 
 
 class Counts:
@@ -82,7 +84,7 @@ class Counts:
         self._values[self._index[slot]] += amount
         native = self._native.get(slot)
         if native is not None:
-            native.inc(amount / 1e6 if slot == "draft_us" else amount)
+            native.inc(_shown(slot, amount))
 
     def value(self, slot: str) -> int:
         return int(self._values[self._index[slot]])
@@ -134,17 +136,14 @@ class CountsCollector(Collector):
         for slot, (name, text) in _COUNTERS.items():
             family = CounterMetricFamily(name, text, labels=["proposer"])
             for proposer, values in totals.items():
-                family.add_metric([proposer], values[slot])
+                family.add_metric([proposer], _shown(slot, values[slot]))
             yield family
-        seconds = CounterMetricFamily(*_DRAFT_SECONDS, labels=["proposer"])
         dropped = CounterMetricFamily("specplug_drafts_dropped", _DROP_HELP, labels=["proposer", "reason"])
         off = GaugeMetricFamily("specplug_proposer_off", _OFF_HELP, labels=["proposer"])
         for proposer, values in totals.items():
             for reason in DROP_REASONS:
                 dropped.add_metric([proposer, reason], values[f"dropped_{reason}"])
             off.add_metric([proposer], values["off"])
-            seconds.add_metric([proposer], values["draft_us"] / 1e6)
-        yield seconds
         yield dropped
         yield off
 
@@ -161,6 +160,10 @@ def read_totals(folder: Path) -> dict[str, dict[str, int]]:
     return totals
 
 
+def _shown(slot: str, count: int) -> float:
+    return count / _SHOWN_PER.get(slot, 1)
+
+
 def _multiprocess_mode() -> bool:
     return "PROMETHEUS_MULTIPROC_DIR" in os.environ
 
@@ -171,14 +174,13 @@ def _native_metrics() -> dict[str, Counter | Gauge]:
     metrics: dict[str, Counter | Gauge] = {
         slot: Counter(name, text, ["proposer"]) for slot, (name, text) in _COUNTERS.items()
     }
-    metrics["draft_us"] = Counter(*_DRAFT_SECONDS, ["proposer"])
     metrics["off"] = Gauge("specplug_proposer_off", _OFF_HELP, ["proposer"], multiprocess_mode="livesum")
     return metrics | {"dropped": Counter("specplug_drafts_dropped", _DROP_HELP, ["proposer", "reason"])}
 
 
 def _native_counters(proposer: str) -> dict[str, Any]:
     metrics = _native_metrics()
-    native = {slot: metrics[slot].labels(proposer) for slot in (*_COUNTERS, "draft_us", "off")}
+    native = {slot: metrics[slot].labels(proposer) for slot in (*_COUNTERS, "off")}
     return native | {f"dropped_{reason}": metrics["dropped"].labels(proposer, reason) for reason in DROP_REASONS}
 
 
