@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from vllm_specplug import jsonl
 from vllm_specplug.errors import CompareError
 
 SHIPPED_PROMPTS = Path(__file__).with_name("prompts") / "specplug-v1.jsonl"
@@ -94,35 +95,21 @@ def load_workload(
         CompareError: the file cannot be read, a line is malformed (file:line is named), or nothing is selected.
     """
     file = Path(path) if path is not None else SHIPPED_PROMPTS
-    try:
-        content = file.read_bytes()
-        text = content.decode("utf-8")
-    except OSError as error:
-        raise CompareError(f"cannot read the prompts {file}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise CompareError(f"cannot read the prompts {file}: not UTF-8 (byte {error.start})") from error
+    text = jsonl.read_text(file, "the prompts", CompareError)
     prompts: list[Prompt] = []
     first_line: dict[str, int] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        prompt = _parse_line(line, f"{file}:{number}", default_id=f"line-{number}")
+    for number, row in jsonl.objects(text, file, CompareError, "a JSON object"):
+        prompt = _parse(row, f"{file}:{number}", default_id=f"line-{number}")
         if prompt.id in first_line:
             raise CompareError(f"{file}:{number}: id {prompt.id!r} was used in line {first_line[prompt.id]} already")
         first_line[prompt.id] = number
         prompts.append(prompt)
     if not prompts:
         raise CompareError(f"{file} holds no prompts; expected one JSON object a line with 'prompt' and 'category'")
-    return Workload(file.stem, hashlib.sha256(content).hexdigest(), tuple(prompts)).select(categories, limit)
+    return Workload(file.stem, hashlib.sha256(text.encode()).hexdigest(), tuple(prompts)).select(categories, limit)
 
 
-def _parse_line(line: str, where: str, default_id: str) -> Prompt:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CompareError(f"{where}: not JSON ({error.msg} at column {error.colno}); expected one object") from error
-    if not isinstance(row, dict):
-        raise CompareError(f"{where}: expected a JSON object, found {type(row).__name__}")
+def _parse(row: Mapping[str, Any], where: str, default_id: str) -> Prompt:
     for key in ("prompt", "category"):
         if key not in row:
             raise CompareError(f"{where}: key {key!r} is missing; expected 'prompt' and 'category'")

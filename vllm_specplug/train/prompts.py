@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_specplug import jsonl
 from vllm_specplug.errors import ConfigError
 
 TEMPLATES = Path(__file__).with_name("prompts") / "specplug-train-v1.json"
@@ -64,22 +65,16 @@ def make_prompts(count: int | None, seed: int = 0) -> list[TrainingPrompt]:
 def load_prompts(path: str | Path) -> list[TrainingPrompt]:
     """Read prompts from a JSONL file.
 
-    Each line is an object with `prompt`; `category` and `group` are optional, other keys are ignored. A line without
-    `group` is a group of its own.
+    Each line is an object with `prompt`; `category` and `group` are optional, other keys are ignored. Without `group`
+    the prompt's own text is its group, so that repeated prompts stay together.
 
     Raises:
         ConfigError: the file cannot be read or holds no prompts, or a line is malformed (file:line is named).
     """
     file = Path(path)
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the training prompts {file}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read the training prompts {file}: not UTF-8 (byte {error.start})") from error
-    prompts = [
-        _parse_line(line, f"{file}:{number}") for number, line in enumerate(text.split("\n"), start=1) if line.strip()
-    ]
+    text = jsonl.read_text(file, "the training prompts", ConfigError)
+    rows = jsonl.objects(text, file, ConfigError, "a JSON object with 'prompt'")
+    prompts = [_parse(row, f"{file}:{number}") for number, row in rows]
     if not prompts:
         raise ConfigError(f"{file} holds no training prompts; expected one JSON object a line with 'prompt'")
     return prompts
@@ -177,16 +172,10 @@ class _Draw:
         return used[number]
 
 
-def _parse_line(line: str, where: str) -> TrainingPrompt:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON ({error.msg} at column {error.colno}); expected one object") from error
-    if not isinstance(row, dict):
-        raise ConfigError(f"{where}: expected a JSON object with 'prompt', found {type(row).__name__}")
+def _parse(row: Mapping[str, Any], where: str) -> TrainingPrompt:
     if "prompt" not in row:
         raise ConfigError(f"{where}: key 'prompt' is missing; expected an object with 'prompt'")
-    values = {"category": "own", "group": row["prompt"]} | row  # logged traffic repeats itself
+    values = {"category": "own", "group": row["prompt"], **row}  # logged traffic repeats itself
     for key in ("prompt", "category", "group"):
         if not isinstance(values[key], str) or not values[key].strip():
             raise ConfigError(f"{where}: {key!r} must be a text that is not empty, found {values[key]!r}")
