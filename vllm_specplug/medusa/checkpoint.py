@@ -7,7 +7,6 @@ heads.safetensors with the tensors of `MedusaHeads`. Nothing in any layout is ru
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vllm_specplug.atomic import write_json
 from vllm_specplug.errors import ModelError, ShapeError
 from vllm_specplug.medusa import files, foreign_original, foreign_vllm
 from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
@@ -136,7 +136,7 @@ def write(directory: AnyPath, heads: MedusaHeads, provenance: Mapping[str, Any])
     def fill(made: Path) -> None:
         settings = {"format": FORMAT, "heads": heads.config.model_dump(), "provenance": dict(provenance)}
         save_file(files.packed(heads.state_dict()), made / WEIGHTS, metadata={"format": "pt"})
-        (made / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_json(made / "config.json", settings)
 
     files.replace_directory(directory, REPLACEABLE, fill)
 

@@ -8,7 +8,6 @@ decide.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_specplug.atomic import write_json
 from vllm_specplug.errors import ConfigError, ModelError
 from vllm_specplug.medusa import files
 from vllm_specplug.medusa.files import Shape
@@ -193,4 +193,4 @@ def write(directory: Path, config: HeadsConfig, tensors: Mapping[str, Tensor], p
         "provenance": dict(provenance),
     }
     torch.save(stored, directory / WEIGHTS)  # the authors' code reads no other kind of file
-    (directory / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_json(directory / "config.json", settings)

@@ -6,7 +6,6 @@ lm_head.weight (one for all), and token_map where fewer tokens can be drafted th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vllm_specplug.atomic import write_json
 from vllm_specplug.errors import ConfigError, ModelError
 from vllm_specplug.medusa import files
 from vllm_specplug.medusa.heads import HeadsConfig
@@ -213,7 +213,7 @@ def write(
         "provenance": dict(provenance),
     }
     save_file(files.packed(stored), directory / WEIGHTS, metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_json(directory / "config.json", settings)
 
 
 def _drafted_rows(config: HeadsConfig, tensors: Mapping[str, Tensor], target_output: Tensor | None) -> Tensor:
