@@ -8,27 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from medusa_cases import HEADS, HIDDEN, IDS, VOCAB, heads_of, refused
 from safetensors.torch import load_file, save_file
 
 from vllm_specplug.errors import ModelError
 from vllm_specplug.medusa import checkpoint, files
 from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
-
-HIDDEN, VOCAB, HEADS = 6, 11, 3
-IDS = [7, 2, 9]
-
-
-def heads_of(ids: list[int] | None = None, **changes: Any) -> MedusaHeads:
-    """Heads with random weights."""
-    settings = {"num_heads": HEADS, "hidden_size": HIDDEN, "vocab_size": VOCAB, **changes}
-    if ids is not None:
-        settings["draft_vocab_size"] = len(ids)
-    heads = MedusaHeads(HeadsConfig(**settings), None if ids is None else torch.tensor(ids))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in heads.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
-    return heads
 
 
 def attach(heads: MedusaHeads) -> MedusaHeads:
@@ -45,14 +30,6 @@ def logits_of(heads: MedusaHeads) -> torch.Tensor:
     states = torch.randn(4, HIDDEN, generator=generator)
     with torch.no_grad():
         return torch.stack(attach(heads)(states, torch.randint(VOCAB, (4, HEADS), generator=generator)))
-
-
-def refused(path: Path) -> str:
-    with pytest.raises(ModelError) as caught:
-        checkpoint.read(path)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text.replace(str(path), "HEADS")
 
 
 @pytest.mark.parametrize(

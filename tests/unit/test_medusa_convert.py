@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import medusa_cases
 import pytest
 import torch
+from medusa_cases import HEADS, HIDDEN, IDS, VOCAB
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,22 +20,12 @@ from vllm_specplug.medusa import checkpoint
 from vllm_specplug.medusa.convert import convert
 from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
 
-HIDDEN, VOCAB, HEADS = 6, 11, 3
-IDS = [7, 2, 9]
 PADDED = 16
 
 
 def heads_of(ids: list[int] | None = None, **changes: Any) -> MedusaHeads:
     """Independent heads with random weights."""
-    settings = {"kind": "independent", "num_heads": HEADS, "hidden_size": HIDDEN, "vocab_size": VOCAB, **changes}
-    if ids is not None:
-        settings["draft_vocab_size"] = len(ids)
-    heads = MedusaHeads(HeadsConfig(**settings), None if ids is None else torch.tensor(ids))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in heads.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
-    return heads
+    return medusa_cases.heads_of(ids, **{"kind": "independent", **changes})
 
 
 def target_rows() -> tuple[Tensor, Tensor]:

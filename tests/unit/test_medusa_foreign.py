@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from medusa_cases import HEADS, HIDDEN, IDS, VOCAB, refused
 from safetensors.torch import save_file
 from torch import nn
 
 from vllm_specplug.errors import ModelError
 from vllm_specplug.medusa import checkpoint
 from vllm_specplug.medusa.heads import HeadsConfig
-
-HIDDEN, VOCAB, HEADS = 6, 11, 3
-IDS = [7, 2, 9]
 
 
 def write_vllm(
@@ -59,14 +57,6 @@ def write_original(directory: Path, module: nn.ModuleList, **config: Any) -> Non
     torch.save(module.state_dict(), directory / "medusa_lm_head.pt")
     if config:
         (directory / "config.json").write_text(json.dumps(config))
-
-
-def refused(path: Path) -> str:
-    with pytest.raises(ModelError) as caught:
-        checkpoint.read(path)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text.replace(str(path), "HEADS")
 
 
 # That of the Medusa authors.
