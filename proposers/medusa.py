@@ -33,7 +33,7 @@ from vllm_specplug.proposer import (
 if TYPE_CHECKING:
     import torch
 
-    from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
+    from vllm_specplug.medusa.heads import MedusaHeads
 
 
 class MedusaOptions(ProposerOptions):
@@ -77,7 +77,19 @@ class Medusa(Proposer):
         Raises:
             ConfigError: naming what the heads have and what the target has.
         """
-        _config_for(options, engine)
+        from vllm_specplug.medusa import checkpoint
+
+        try:
+            config = checkpoint.read_config(options.model, vocab_size=engine.vocab_size)
+            checkpoint.check_fits(config, options.model, engine.hidden_size, engine.vocab_size)
+        except ModelError as error:
+            raise ConfigError(f"proposer 'medusa': {error}") from error
+        if engine.num_speculative_tokens > config.num_heads:
+            raise ConfigError(
+                f"proposer 'medusa': num_speculative_tokens is {engine.num_speculative_tokens}, but {options.model} "
+                f"has {config.num_heads} heads, one for each token; ask for 1 to {config.num_heads}, or train more "
+                "heads"
+            )
 
     def load(self, target: Target) -> None:
         """Load the heads in the target's dtype, onto its device, and give them the target's tensors they read."""
@@ -200,20 +212,3 @@ def tempered(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
 
 #: vLLM takes lower temperatures for greedy (_SAMPLING_EPS in vllm/sampling_params.py).
 _GREEDY_BELOW = 1e-5
-
-
-def _config_for(options: MedusaOptions, engine: EngineInfo) -> HeadsConfig:
-    """The heads' configuration, if they fit the engine."""
-    from vllm_specplug.medusa import checkpoint
-
-    try:
-        config = checkpoint.read_config(options.model, vocab_size=engine.vocab_size)
-        checkpoint.check_fits(config, options.model, engine.hidden_size, engine.vocab_size)
-    except ModelError as error:
-        raise ConfigError(f"proposer 'medusa': {error}") from error
-    if engine.num_speculative_tokens > config.num_heads:
-        raise ConfigError(
-            f"proposer 'medusa': num_speculative_tokens is {engine.num_speculative_tokens}, but {options.model} has "
-            f"{config.num_heads} heads, one for each token; ask for 1 to {config.num_heads}, or train more heads"
-        )
-    return config

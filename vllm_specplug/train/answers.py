@@ -86,7 +86,10 @@ class Collected:
 
     training: list[Path]
     held_out: list[Path]
+    num_tokens: int
+    """Of the training ones."""
     num_skipped: int
+    """Prompts that are too long for the target."""
 
 
 def split(prompts: Sequence[TrainingPrompt], seed: int) -> tuple[list[TrainingPrompt], list[TrainingPrompt]]:
@@ -130,15 +133,16 @@ def collect(
         "held-out": [prompt.text for prompt in held_out],
         "held_out_share": HELD_OUT,
     }
-    found = Collected([], [], 0)
+    done: list[Progress] = []
     for now in _run(job, settings.model):
-        found = Collected(
-            [*found.training, *([folder / now.chunk] if now.chunk.startswith("train-") else [])],
-            [*found.held_out, *([folder / now.chunk] if now.chunk.startswith("held-out-") else [])],
-            found.num_skipped + now.num_skipped,
-        )
+        done.append(now)
         progress(now)
-    return found
+    return Collected(
+        [folder / chunk.chunk for chunk in done if chunk.chunk.startswith("train-")],
+        [folder / chunk.chunk for chunk in done if chunk.chunk.startswith("held-out-")],
+        done[-1].num_tokens if done else 0,
+        sum(chunk.num_skipped for chunk in done),
+    )
 
 
 def _run(job: Mapping[str, Any], model: str) -> Iterator[Progress]:

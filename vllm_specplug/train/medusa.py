@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from vllm_specplug.compare.terminal import show_progress
 from vllm_specplug.errors import ConfigError
-from vllm_specplug.train.answers import AnswerSettings, Collected, Progress, collect, named
+from vllm_specplug.train.answers import AnswerSettings, Collected, collect, named
 from vllm_specplug.train.prompts import load_prompts, make_prompts
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every `specplug --help` reads this file
@@ -162,18 +162,17 @@ def _answers(args: argparse.Namespace, folder: Path, messages: TextIO) -> Collec
     # Given prompts, or all that we can make: which are held out must not depend on how many are needed.
     prompts = make_prompts(None, args.seed) if args.prompts is None else load_prompts(args.prompts)
     with show_progress() as show:
-        last: list[Progress] = []
-
-        def progress(now: Progress) -> None:
-            last[:] = [now]
-            show("answer tokens", min(now.num_tokens, now.goal), now.goal)
-
-        found = collect(prompts, _settings(args), folder, progress)
+        found = collect(
+            prompts,
+            _settings(args),
+            folder,
+            lambda now: show("answer tokens", min(now.num_tokens, now.goal), now.goal),
+        )
     if found.num_skipped:
         print(f"{found.num_skipped} prompts were left out: too long for the target's context", file=messages)
-    if last and last[0].num_tokens < args.tokens:
+    if found.num_tokens < args.tokens:
         print(
-            f"all prompts are answered and gave {last[0].num_tokens:,} tokens of the {args.tokens:,} asked for; give "
+            f"all prompts are answered and gave {found.num_tokens:,} tokens of the {args.tokens:,} asked for; give "
             "more prompts with --prompts, or longer answers with --max-tokens",
             file=messages,
         )
@@ -218,7 +217,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"training needs {', '.join(missing)}, which is not installed; install vllm and 'vllm-specplug[train]'"
         )
-    for name in ("heads", "tokens", "max_tokens", "epochs", "batch_size"):
+    for name in ("heads", "tokens", "epochs", "batch_size"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(args, name)}; expected 1 or more")
     if args.max_tokens < 2:
