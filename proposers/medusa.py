@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
+from vllm_specplug.draft_probs import StepProbs, tempered
 from vllm_specplug.errors import ConfigError, ModelError
 from vllm_specplug.proposer import (
     Capabilities,
@@ -61,9 +62,7 @@ class Medusa(Proposer):
     capabilities = Capabilities(reads_hidden_states=True, gives_probs=True)
 
     _heads: MedusaHeads
-    _probs: torch.Tensor | None = None
-    """Room for the probabilities of a whole step, flat: taken while loading, so that the engine's memory plan knows of
-    it. What was handed over in one step is used in the next, before it is written again."""
+    _step_probs: StepProbs | None = None
 
     def __init__(self, options: MedusaOptions, engine: EngineInfo) -> None:
         super().__init__(options, engine)
@@ -109,8 +108,7 @@ class Medusa(Proposer):
         heads.attach(embeddings, output)
         self._heads = heads.eval().requires_grad_(False)
         if self.capabilities.gives_probs:
-            size = self.engine.max_num_reqs * self.engine.num_speculative_tokens * self.engine.vocab_size
-            self._probs = torch.zeros(size, dtype=torch.float32, device=self.engine.device)
+            self._step_probs = StepProbs(self.engine)
 
     def propose(self, batch: DraftBatch) -> Drafts:
         """One token from each head in turn, for all requests at once."""
@@ -178,37 +176,6 @@ class Medusa(Proposer):
         return columns, probs, lengths
 
     def _over_target_vocabulary(self, columns: list[torch.Tensor]) -> torch.Tensor:
-        """[num_reqs, num_columns, vocab_size] from [num_reqs, num_outputs] each: what cannot be drafted has 0."""
-        assert self._probs is not None, "load() comes first"
-        shape = (len(columns[0]), len(columns), self.engine.vocab_size)
-        spread = self._probs[: shape[0] * shape[1] * shape[2]].view(shape)
-        ids = self._heads.draft_token_ids
-        if ids is not None or columns[0].shape[1] < shape[2]:
-            spread.zero_()
-        for number, probs in enumerate(columns):
-            if ids is None:
-                spread[:, number, : probs.shape[1]] = probs
-            else:
-                spread[:, number].index_copy_(1, ids, probs)
-        return spread
-
-
-def tempered(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """The distribution a request at its own temperature draws drafts from; its best token for a greedy one.
-
-    Args:
-        logits: [num_reqs, num_outputs].
-        temperatures: [num_reqs] float32, 0 for greedy.
-    Returns:
-        [num_reqs, num_outputs] float32, rows sum to 1.
-    """
-    import torch
-
-    greedy = temperatures < _GREEDY_BELOW
-    probs = (logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]).softmax(dim=-1)
-    one_hot = torch.zeros_like(probs).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
-    return torch.where(greedy[:, None], one_hot, probs)
-
-
-#: vLLM takes lower temperatures for greedy (_SAMPLING_EPS in vllm/sampling_params.py).
-_GREEDY_BELOW = 1e-5
+        """[num_reqs, num_columns, vocab_size] from [num_reqs, num_outputs] each."""
+        assert self._step_probs is not None, "load() comes first"
+        return self._step_probs.over_vocabulary(columns, self._heads.draft_token_ids)

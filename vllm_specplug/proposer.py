@@ -9,7 +9,7 @@ draft costs time, never correctness, as long as `Drafts.probs` are the ones the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -42,6 +42,9 @@ class Capabilities:
     """Fill `DraftBatch.hidden_states`."""
     gives_probs: bool = False
     """May hand over the distribution its drafts were drawn from (`Drafts.probs`)."""
+    runs_draft_model: bool = False
+    """The engine loads a second model for it, the one its option `model` names, with a part of the KV cache
+    (`Target.draft_model`). Shipped proposers only for now: not promised to others yet."""
     runners: frozenset[Runner] = frozenset({"v1"})
     """vLLM model runners it was tested on."""
 
@@ -149,6 +152,52 @@ class Drafts:
         return [row[:count] for row, count in zip(self.token_ids.tolist(), counts, strict=True)]
 
 
+class DraftModel(Protocol):
+    """A small model that the engine runs for a proposer, with a part of the engine's paged KV cache.
+
+    All ranks have to ask for the same passes in the same order. `begin` comes once a step, also where nothing is to be
+    drafted: it reads the new tokens of all requests, whose keys and values would be missing later.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Its outputs are tokens 0 .. vocab_size - 1 of the target; never more than the target has."""
+
+    def begin(self) -> torch.Tensor:
+        """Read what is new of each request up to its newest token.
+
+        Returns:
+            [num_reqs, hidden_size], states that the token behind the newest one is drafted from. Rows of a request that
+            is still reading its prompt, or is longer than the model may be, are undefined.
+        """
+
+    def advance(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Read one token more of each request.
+
+        Args:
+            token_ids: [num_reqs] int64, what was drafted from the last states.
+        Returns:
+            [num_reqs, hidden_size].
+        """
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[num_reqs, vocab_size] from [num_reqs, hidden_size]."""
+
+    def logits_of(self, token_ids: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A smaller output layer.
+
+        Args:
+            token_ids: [n] int64, the outputs to compute.
+        Returns:
+            A function from [num_reqs, hidden_size] to [num_reqs, n].
+        Raises:
+            ModelError: the model's output layer is quantised.
+        """
+
+    def to_target_ids(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The target's ids of its outputs, where the two have different tokenizers."""
+
+
 class Target(Protocol):
     """The model that verifies, as far as a proposer may look into it. Valid for the life of the engine.
 
@@ -159,6 +208,10 @@ class Target(Protocol):
     @property
     def module(self) -> torch.nn.Module:
         """The engine's own model; what is inside differs from model to model and from version to version."""
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """The second model; None unless `Capabilities.runs_draft_model`."""
 
     def input_embeddings(self) -> torch.Tensor:
         """[vocab_size, hidden_size], the table of token embeddings; not a copy where one device holds it all.

@@ -121,7 +121,7 @@ class Engine:
         """Let a new proposer draft from now on, with a guard and counts of its own; saves an engine for each script."""
         drafter = self.drafter
         proposer = proposer_class(proposer_class.Options(**options), drafter.engine)
-        proposer.load(VllmTarget(self.runner.model, drafter.engine.vocab_size))
+        proposer.load(VllmTarget(self.runner.model, drafter.engine.vocab_size, drafter.draft_model))
         drafter.capabilities = proposer.capabilities
         drafter.guard = Guard(proposer_class.__name__, proposer, drafter.engine, Counts(proposer_class.__name__))
         self.new_counts()
@@ -138,8 +138,8 @@ class Engine:
 
     @property
     def drafter(self) -> Any:
-        """Our drafter in it."""
-        return self.runner.drafter
+        """Our drafter in it; behind vLLM's where that runs a draft model."""
+        return getattr(self.runner.drafter, "specplug", self.runner.drafter)
 
 
 MakeEngine = Callable[..., Engine]

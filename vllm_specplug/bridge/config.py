@@ -1,8 +1,9 @@
 """From `--speculative-config '{"method": "specplug:..."}'` to a configuration vLLM runs.
 
 vLLM knows a fixed set of methods. Ours travels as its `custom_class`, whose class is the V1 drafter of this package,
-in a subclass of vLLM's SpeculativeConfig that carries the proposer's name and options to every process. Everything
-that can be refused is refused here, in the front-end, before weights load.
+in a subclass of vLLM's SpeculativeConfig that carries the proposer's name and options to every process; a proposer that
+runs a draft model travels as vLLM's `draft_model` (`draft_config`). Everything that can be refused is refused here, in
+the front-end, before weights load.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 from vllm_specplug import metrics, options
-from vllm_specplug.bridge import contract, logs, patches
+from vllm_specplug.bridge import contract, draft_config, logs, patches
 from vllm_specplug.errors import ConfigError
 from vllm_specplug.options import ProposerSpec
 from vllm_specplug.proposer import EngineInfo
@@ -82,6 +83,8 @@ def _create_speculative_config(original: Callable[..., Any]) -> Callable[..., An
         from vllm_specplug.bridge.speculative_config import SpecplugConfig
 
         target = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        if spec.proposer_class().capabilities.runs_draft_model:
+            return draft_config.make(spec, target)
         return SpecplugConfig(
             specplug=spec,
             method="custom_class",
@@ -168,6 +171,10 @@ def check(config: VllmConfig, spec: ProposerSpec) -> None:
         raise ConfigError(
             f"{name}: pipeline_parallel_size is {stages}; only 1 is supported yet, use tensor parallelism"
         )
+    proposer = spec.proposer_class()
+    reads_target = proposer.capabilities.reads_hidden_states or proposer.capabilities.runs_draft_model
+    if config.lora_config is not None and reads_target:
+        raise ConfigError(f"{name} together with LoRA is not tested yet, so not supported; leave --enable-lora out")
     num_tokens = spec.num_speculative_tokens
     room = config.model_config.max_model_len - 2
     if num_tokens > room:
@@ -181,7 +188,6 @@ def check(config: VllmConfig, spec: ProposerSpec) -> None:
             f"{name}: num_speculative_tokens is {num_tokens}, but a step holds at most {budget} tokens "
             f"(max_num_batched_tokens), so at most {budget - 1} drafts; lower it or raise --max-num-batched-tokens"
         )
-    proposer = spec.proposer_class()
     if "v1" not in proposer.capabilities.runners:
         raise ConfigError(f"{name} does not support the V1 model runner, the only one this version drives")
     proposer.check(spec.parsed_options(), engine_info(config))

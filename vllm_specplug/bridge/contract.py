@@ -21,6 +21,9 @@ TESTED_VERSIONS = ("0.32.0",)
 #: Set to 1 to try another version of vLLM; the hook points are checked all the same.
 ANY_VERSION_VARIABLE = "SPECPLUG_ALLOW_ANY_VLLM"
 
+#: `HookPoint.only_for` of what the small-model draft needs beside the rest.
+DRAFT_MODEL = "draft models"
+
 
 @dataclass(frozen=True, slots=True)
 class HookPoint:
@@ -31,6 +34,8 @@ class HookPoint:
     parameters: tuple[str, ...] = ()
     """Parameters it must take, where it is a function."""
     why: str = ""
+    only_for: str = ""
+    """The kind of proposer that needs it; empty: all do."""
 
     def problem(self) -> str | None:
         """What is wrong with it in the installed vLLM; None when nothing is."""
@@ -106,6 +111,46 @@ HOOK_POINTS = (
     ),
     HookPoint("vllm.v1.core.sched.output:SchedulerOutput", (), "num_spec_tokens_to_schedule, finished_req_ids"),
     HookPoint("vllm.distributed.parallel_state:get_tp_group", (), "draft probabilities must agree between ranks"),
+    *(
+        HookPoint(f"vllm.v1.spec_decode.draft_model:DraftModelProposer.{name}", parameters, why, DRAFT_MODEL)
+        for name, parameters, why in (
+            ("__init__", ("vllm_config", "device", "runner"), "our drafter takes its place"),
+            ("load_model", ("target_model",), "loads the draft model"),
+            ("initialize_attn_backend", ("kv_cache_config", "kernel_block_sizes"), "gives it its part of the cache"),
+            ("prepare_next_token_ids_cpu", ("sampled_token_ids", "requests", "gpu_input_batch"), "newest tokens"),
+            ("prepare_inputs", ("sampled_token_ids", "num_draft_tokens"), "leaves rejected drafts out"),
+            (
+                "set_inputs_first_pass",
+                (
+                    "target_token_ids",
+                    "next_token_ids",
+                    "target_positions",
+                    "target_hidden_states",
+                    "token_indices_to_sample",
+                    "cad",
+                    "num_rejected_tokens_gpu",
+                ),
+                "prepares the first pass",
+            ),
+            ("_update_positions_dependent_metadata", ("positions", "block_size"), "prepares a later pass"),
+            ("build_per_group_and_layer_attn_metadata", ("draft_index",), "prepares a pass"),
+            ("build_model_inputs_first_pass", ("num_tokens", "num_input_tokens"), "prepares a pass"),
+            ("_determine_batch_execution_and_padding", ("num_tokens",), "prepares a pass"),
+            ("_get_slot_mapping", ("num_tokens", "slot_mapping"), "where keys and values go"),
+            ("_raise_if_padded_drafter_batch_disabled", (), "ours drafts without padding"),
+            ("_raise_if_vocab_size_mismatch", (), "padded rows may differ"),
+        )
+    ),
+    HookPoint("vllm.forward_context:set_forward_context", ("slot_mapping",), "runs a pass", DRAFT_MODEL),
+    HookPoint(
+        "vllm.config:VllmConfig._get_v2_model_runner_unsupported_features", (), "keeps it on the V1 runner", DRAFT_MODEL
+    ),
+    HookPoint(
+        "vllm.config:SpeculativeConfig.verify_equal_vocab_size_if_draft_model",
+        (),
+        "padded rows may differ",
+        DRAFT_MODEL,
+    ),
 )
 
 
@@ -132,8 +177,11 @@ def problems() -> Iterator[str]:
     yield from filter(None, (point.problem() for point in HOOK_POINTS))
 
 
-def require() -> None:
+def require(kind: str = "") -> None:
     """Refuse to start on a vLLM we cannot work with.
+
+    Args:
+        kind: of proposer, where it needs more than others.
 
     Raises:
         UnsupportedVersionError: its version was not tested (unless SPECPLUG_ALLOW_ANY_VLLM=1).
@@ -143,7 +191,7 @@ def require() -> None:
     if version not in TESTED_VERSIONS and os.environ.get(ANY_VERSION_VARIABLE) != "1":
         raise UnsupportedVersionError(next(problems()))
     for point in HOOK_POINTS:
-        problem = point.problem()
+        problem = point.problem() if point.only_for in ("", kind) else None
         if problem is not None:
             raise ContractError(
                 f"vLLM {version}: {problem} ({point.why}); install a tested version ({', '.join(TESTED_VERSIONS)})"

@@ -11,7 +11,7 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from vllm_specplug.proposer import DraftBatch
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+    from vllm_specplug.bridge.draft_model import V1DraftModel
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +66,10 @@ class V1Drafter:
         proposer = proposer_class(spec.parsed_options(), self.engine)
         self.capabilities = proposer.capabilities
         # Drafts that are token ids alone count on one rank only: with synchronous scheduling vLLM takes them from the
-        # first. Probabilities are used by the sampler of every rank.
-        self._drafts_here = self.engine.tp_rank == 0 or self.capabilities.gives_probs
+        # first. Probabilities are used by the sampler of every rank, and each rank runs its part of a draft model.
+        drafts_everywhere = self.capabilities.gives_probs or self.capabilities.runs_draft_model
+        self._drafts_here = self.engine.tp_rank == 0 or drafts_everywhere
+        self.draft_model: V1DraftModel | None = None
         # One rank counts for all, or /metrics would show each draft once per rank.
         counts = counts_for_worker(spec.name) if self.engine.tp_rank == 0 else Counts(spec.name)
         self.guard = Guard(spec.name, proposer, self.engine, counts)
@@ -122,6 +126,8 @@ class V1Drafter:
         self._num_steps += 1
         limits = [self._limits.get(req_id) or self._note(runner, req_id) for req_id in req_ids]
         num_tokens = input_batch.num_tokens_no_spec[:num_reqs].astype(np.int32)
+        if self.draft_model is not None:
+            self._leave_behind(req_ids, num_tokens, limits, self.draft_model.max_model_len)
         num_new_tokens = np.fromiter(map(len, sampled_token_ids), np.int32, num_reqs)
         max_drafts, num_withheld = control.max_drafts(
             num_tokens,
@@ -166,6 +172,8 @@ class V1Drafter:
         total = self.engine.max_model_len
         if params.max_tokens is not None:
             total = min(total, request.num_prompt_tokens + params.max_tokens)
+        if self.draft_model is not None and total > self.draft_model.max_model_len:
+            total = self.draft_model.max_model_len
         noted = _RequestLimits(
             max_drafts=most if asked is None else min(asked, most),
             max_total_tokens=total,
@@ -174,6 +182,15 @@ class V1Drafter:
         )
         self._limits[req_id] = noted
         return noted
+
+    def _leave_behind(
+        self, req_ids: Sequence[str], num_tokens: np.ndarray, limits: list[_RequestLimits], draft_max_len: int
+    ) -> None:
+        """Stop drafting for requests that have become longer than the draft model may be; count each once."""
+        for row in np.flatnonzero(num_tokens >= draft_max_len):
+            if limits[row].max_drafts:
+                self._limits[req_ids[row]] = limits[row] = replace(limits[row], max_drafts=0)
+                self.guard.counts.add("withheld")
 
     def _generators(
         self, limits: Sequence[_RequestLimits], num_tokens: np.ndarray, max_drafts: np.ndarray
@@ -263,6 +280,7 @@ def install() -> list[Callable[[], None]]:
 
 def _ours(runner: Any) -> V1Drafter | None:
     drafter = getattr(runner, "drafter", None)
+    drafter = getattr(drafter, "specplug", drafter)  # a draft model stands in front of ours
     return drafter if isinstance(drafter, V1Drafter) else None
 
 
@@ -276,6 +294,7 @@ def _propose_draft_token_ids(original: Callable[..., Any]) -> Callable[..., Any]
         sample_hidden_states: Any,
         aux_hidden_states: Any,
         spec_decode_metadata: Any,
+        common_attn_metadata: Any,
         *rest: Any,
     ) -> Any:
         drafter = _ours(self)
@@ -289,9 +308,13 @@ def _propose_draft_token_ids(original: Callable[..., Any]) -> Callable[..., Any]
                 sample_hidden_states,
                 aux_hidden_states,
                 spec_decode_metadata,
+                common_attn_metadata,
                 *rest,
             )
         started = time.perf_counter_ns()
+        draft_model = drafter.draft_model
+        if draft_model is not None:
+            draft_model.prepare(self, scheduler_output, sampled_token_ids, spec_decode_metadata, common_attn_metadata)
         checked = drafter.step(
             self,
             sampled_token_ids,
@@ -300,6 +323,8 @@ def _propose_draft_token_ids(original: Callable[..., Any]) -> Callable[..., Any]
             None if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens,
             scheduler_output.num_spec_tokens_to_schedule,
         )
+        if draft_model is not None:
+            draft_model.finish()
         drafter.guard.counts.add("draft_us", (time.perf_counter_ns() - started) // 1000)
         self._draft_probs = checked.probs
         self._draft_prob_req_ids = None if checked.probs is None else list(self.input_batch.req_ids)

@@ -9,23 +9,32 @@ from vllm_specplug.errors import ModelError
 if TYPE_CHECKING:
     import torch
 
+    from vllm_specplug.proposer import DraftModel
+
 
 class VllmTarget:
     """vLLM's target model as `vllm_specplug.proposer.Target`."""
 
-    def __init__(self, module: torch.nn.Module, vocab_size: int) -> None:
+    def __init__(self, module: torch.nn.Module, vocab_size: int, draft_model: DraftModel | None = None) -> None:
         """
         Args:
             module: the model of vLLM's runner, weights loaded.
             vocab_size: rows that are tokens; vLLM pads the layers beyond.
+            draft_model: the second model, where there is one.
         """
         self._module = module
         self._vocab_size = vocab_size
+        self._draft_model = draft_model
 
     @property
     def module(self) -> torch.nn.Module:
         """vLLM's model."""
         return self._module
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """See `Target`."""
+        return self._draft_model
 
     def input_embeddings(self) -> torch.Tensor:
         """See `Target`."""

@@ -1,0 +1,151 @@
+"""From the options of a proposer that runs a draft model to a configuration vLLM runs.
+
+vLLM's method stays `draft_model`: it gives the second model its part of the KV cache and the scheduler its lookahead
+slots. What vLLM makes of it in the worker is ours (`bridge.draft_model`), on the V1 runner, with drafts of different
+lengths, which vLLM schedules synchronously.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_specplug.bridge import contract, patches
+from vllm_specplug.errors import ConfigError
+from vllm_specplug.options import ProposerSpec
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+    from vllm_specplug.bridge.speculative_config import SpecplugConfig
+
+logger = logging.getLogger(__name__)
+
+#: Options that are fields of vLLM's SpeculativeConfig, and mean there what they say.
+_PASSED_ON = (
+    "attention_backend",
+    "code_revision",
+    "draft_tensor_parallel_size",
+    "kv_cache_dtype",
+    "max_model_len",
+    "model",
+    "quantization",
+    "revision",
+    "use_heterogeneous_vocab",
+)
+
+
+def make(spec: ProposerSpec, target: Mapping[str, Any]) -> SpecplugConfig:
+    """The configuration.
+
+    Args:
+        target: `target_model_config` and `target_parallel_config`.
+    Raises:
+        ConfigError: the draft model cannot be read, or does not fit the target.
+    """
+    from vllm_specplug.bridge.speculative_config import SpecplugConfig
+
+    contract.require(contract.DRAFT_MODEL)
+    install()
+    label = f"proposer {spec.name!r}"
+    model = spec.options["model"]
+    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
+        raise ConfigError(f"{label}: model {model!r} has no config.json; name the directory of a model")
+    try:
+        config = SpecplugConfig(
+            specplug=spec,
+            method="draft_model",
+            num_speculative_tokens=spec.num_speculative_tokens,
+            target_model_config=target["target_model_config"],
+            target_parallel_config=target["target_parallel_config"],
+            disable_padded_drafter_batch=True,
+            **{key: spec.options[key] for key in _PASSED_ON if key in spec.options},
+            **spec.engine_keys,
+        )
+    except (OSError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(
+            f"{label}: vLLM refuses model {model!r}: {why}; name the directory of a model that this vLLM serves, or a "
+            "name on a hub that can be reached"
+        ) from error
+    if config.method != "draft_model":
+        raise ConfigError(
+            f"{label}: vLLM takes {model!r} for a {config.method} draft because of its name; rename its directory"
+        )
+    if not config.use_heterogeneous_vocab:
+        _check_vocabularies(label, config.draft_model_config, config.target_model_config)
+    if config.draft_model_config.max_model_len < config.target_model_config.max_model_len:
+        logger.warning(
+            "specplug: the draft model may be %d tokens long, the target %d: requests go on without drafts from there",
+            config.draft_model_config.max_model_len,
+            config.target_model_config.max_model_len,
+        )
+    return config
+
+
+def install() -> list[Callable[[], None]]:
+    """Put our drafter in the place of vLLM's, and keep such configurations on the V1 runner; in this process.
+
+    Returns:
+        Functions that undo it.
+    """
+    from vllm.config import VllmConfig
+
+    from vllm_specplug.bridge import draft_model
+
+    return [
+        draft_model.install(),
+        patches.wrap(VllmConfig, "_get_v2_model_runner_unsupported_features", _v1_only),
+    ]
+
+
+def _v1_only(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    def _get_v2_model_runner_unsupported_features(self: Any) -> list[str]:
+        # Otherwise vLLM's own V2 drafter would run in our place, and nobody would notice.
+        spec = getattr(self.speculative_config, "specplug", None)
+        ours = [] if spec is None else [f"proposer {spec.name!r} of vllm-specplug"]
+        return [*original(self), *ours]
+
+    return _get_v2_model_runner_unsupported_features
+
+
+def _check_vocabularies(label: str, draft: ModelConfig, target: ModelConfig) -> None:
+    """Refuse a draft whose tokens mean something else than the target's; rows of padding may differ.
+
+    A draft that brings no tokenizer is taken to share the target's where the sizes are equal.
+    """
+    sizes = f"{draft.model} has {draft.get_vocab_size()} tokens, the target {target.get_vocab_size()}"
+    remedy = "choose a draft of the target's family, or set use_heterogeneous_vocab"
+    theirs = _vocabulary(draft.model, draft.revision)
+    if theirs is None:
+        if draft.get_vocab_size() != target.get_vocab_size():
+            raise ConfigError(
+                f"{label}: {sizes}, and it brings no tokenizer to tell whether only padding differs; put the "
+                f"tokenizer beside it, {remedy}"
+            )
+        return
+    ours = _vocabulary(target.tokenizer, target.tokenizer_revision)
+    if ours is None:
+        return
+    different = sum(theirs.get(token) != number for token, number in ours.items())
+    if different or len(theirs) != len(ours):
+        raise ConfigError(
+            f"{label}: {sizes}, and their tokenizers differ in {different} of {len(ours)} tokens, so its drafts would "
+            f"mean something else; {remedy}"
+        )
+
+
+def _vocabulary(model: str, revision: str | None) -> dict[str, int] | None:
+    """Token -> id; None where there is no tokenizer."""
+    from transformers import AutoTokenizer
+
+    if Path(model).is_dir() and not any(Path(model).glob("*token*")):
+        return None
+    try:
+        found: dict[str, int] = AutoTokenizer.from_pretrained(model, revision=revision).get_vocab()
+    except Exception as error:  # whatever an unknown tokenizer raises
+        logger.warning("specplug: the tokenizer of %s cannot be read, so it was not compared: %s", model, error)
+        return None
+    return found
