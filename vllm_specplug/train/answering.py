@@ -20,7 +20,7 @@ from vllm_specplug.atomic import save_tensors
 from vllm_specplug.chat import as_user_messages
 from vllm_specplug.compare.worker import end_with_parent
 from vllm_specplug.errors import ModelError
-from vllm_specplug.train.record import JOURNAL, HiddenStateRecorder, row_type
+from vllm_specplug.train.record import CONTEXTS, JOURNAL, HiddenStateRecorder, read_contexts, row_type
 
 #: Answers must be recorded nearly whole: a request that was preempted may lose a row.
 _MIN_RECORDED = 0.95
@@ -45,7 +45,8 @@ class Answering:
             "seed": settings["seed"],
             **settings["engine_args"],
         }
-        (folder / JOURNAL).unlink(missing_ok=True)  # of a run that was interrupted
+        for journal in (JOURNAL, CONTEXTS):
+            (folder / journal).unlink(missing_ok=True)  # of a run that was interrupted
         speculation = {"method": _RECORDER, "num_speculative_tokens": 1, "folder": str(folder)}
         self.llm: Any = LLM(settings["model"], speculative_config=speculation, **arguments)
         self.hidden_size = self.llm.llm_engine.model_config.get_hidden_size()
@@ -65,8 +66,9 @@ class Answering:
         """
         prompts = as_user_messages(self.llm.get_tokenizer(), texts)
         inputs = [{"prompt_token_ids": ids} for ids in prompts if len(ids) <= self.max_prompt_len]
-        journal = self.folder / JOURNAL
+        journal, contexts = self.folder / JOURNAL, self.folder / CONTEXTS
         start = journal.stat().st_size if journal.exists() else 0
+        start_of_contexts = contexts.stat().st_size if contexts.exists() else 0
         outputs = self.llm.generate(inputs, self.params, use_tqdm=False) if inputs else []
         kind = row_type(self.hidden_size)
         rows = np.fromfile(journal, kind, offset=start) if inputs else np.zeros(0, kind)
@@ -75,19 +77,23 @@ class Answering:
             raise ModelError(
                 f"{len(rows)} of {num_generated} answer tokens were recorded in {journal}; is the disk full? Run again"
             )
-        write_chunk(self.folder / f"{name}.safetensors", rows, len(prompts) - len(inputs))
+        read = read_contexts(contexts, start_of_contexts) if inputs else {}
+        write_chunk(self.folder / f"{name}.safetensors", rows, read, len(prompts) - len(inputs))
         if inputs:
             os.truncate(journal, 0)
+            os.truncate(contexts, 0)
 
 
-def write_chunk(path: Path, rows: Rows, num_skipped: int = 0) -> None:
+def write_chunk(path: Path, rows: Rows, contexts: Mapping[tuple[int, int], Rows], num_skipped: int = 0) -> None:
     """Rows of the journal, answer by answer.
 
     The file holds `states` [num_tokens, hidden_size] bfloat16, `tokens` [num_tokens] int32, `lengths` [num_answers]
-    int32: state i is the one that token i was sampled from. An answer with a gap is cut there. Answers are in the order
-    of their tokens, whatever vLLM called the requests: the same answers always give the same file.
+    int32: state i is the one that token i was sampled from. The tokens in front of each answer are `contexts` int32,
+    one behind the other, and `context_lengths` [num_answers] int32. An answer with a gap is cut there. Answers are in
+    the order of their tokens, whatever vLLM called the requests: the same answers always give the same file.
 
     Args:
+        contexts: see `record.read_contexts`.
         num_skipped: prompts left out, written down beside them.
     """
     import torch
@@ -97,12 +103,15 @@ def write_chunk(path: Path, rows: Rows, num_skipped: int = 0) -> None:
     answers = np.split(rows, 1 + np.flatnonzero(~goes_on)) if len(rows) else []
     answers.sort(key=lambda answer: (answer["token"].tolist(), answer["state"].tobytes()))
     rows = np.concatenate(answers) if answers else rows
+    fronts = [contexts[int(answer[0]["request"]), int(answer[0]["num_tokens"]) - 1] for answer in answers]
     save_tensors(
         path,
         {
             "states": torch.from_numpy(np.ascontiguousarray(rows["state"])).view(torch.bfloat16),
             "tokens": torch.from_numpy(np.ascontiguousarray(rows["token"])),
             "lengths": torch.tensor([len(answer) for answer in answers], dtype=torch.int32),
+            "contexts": torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *fronts])),
+            "context_lengths": torch.tensor([len(front) for front in fronts], dtype=torch.int32),
         },
         {"num_skipped": str(num_skipped)},
     )
