@@ -104,6 +104,19 @@ def _parser() -> argparse.ArgumentParser:
     from vllm_specplug.train import medusa
 
     medusa.add_arguments(command)
+
+    command = _add(
+        commands,
+        "plan",
+        _plan,
+        "best number of drafts and expected speed-up, from acceptance and costs; roofline of a model on a device",
+        """specplug plan --alpha 0.8 --draft-cost 0.05
+  specplug plan --report reports/demo.json --plot plan.html
+  specplug plan --params 70e9 --bytes-per-param 2 --bandwidth 3.35e12 --flops 989e12""",
+    )
+    from vllm_specplug import plan
+
+    plan.add_arguments(command)
     return parser
 
 
@@ -154,6 +167,12 @@ def _train_medusa(parsed: argparse.Namespace) -> int:
     from vllm_specplug.train import medusa
 
     return medusa.main(parsed)
+
+
+def _plan(parsed: argparse.Namespace) -> int:
+    from vllm_specplug import plan
+
+    return plan.main(parsed)
 
 
 def _compare(parsed: argparse.Namespace) -> int:

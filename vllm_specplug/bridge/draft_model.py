@@ -62,7 +62,7 @@ class V1DraftModel(DraftModelProposer):
             100 * share,
             num_blocks,
             self.block_size,
-            int(num_blocks / (1 - share)),
+            round(num_blocks / (1 - share)),
             sum(parameter.nbytes for parameter in self.model.parameters()) / 2**20,
         )
 
@@ -101,9 +101,11 @@ class V1DraftModel(DraftModelProposer):
         """See `DraftModel`."""
         num_reqs = len(token_ids)
         mode, padded, across_ranks = self._determine_batch_execution_and_padding(num_reqs)
-        self._positions = self._update_positions_dependent_metadata(
-            self._positions, self._metadata, num_reqs, padded, self.block_size
-        )
+        assert self._positions is not None, "begin() comes first"
+        self._update_positions_dependent_metadata(self._positions, self._metadata, num_reqs, padded, self.block_size)
+        # Not what that returns, which is 0 from the draft's limit on: the pass behind would write its keys over those
+        # of the text's second token, in a block that other requests may share.
+        self._positions = self._positions + 1
         self._num_passes += 1
         if self.vocab_mapping is not None:
             token_ids = self.vocab_mapping.map_target_to_draft_ids(token_ids)

@@ -31,12 +31,16 @@ def render_page(report: Mapping[str, Any]) -> str:
         _provenance(report),
         "</main>",
     ]
+    return document(title, "\n".join(body))
+
+
+def document(title: str, body: str) -> str:
+    """A whole page around `body`, which is HTML already."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body>\n</html>\n"
+        f"{body}\n</body>\n</html>\n"
     )
 
 
@@ -94,7 +98,7 @@ def _ratio_plots(report: Mapping[str, Any]) -> str:
         title = f"Speed of {name} divided by that of {comparison['against']}, by category"
         drawing = plots.dot_and_whisker(rows, title, description)
         caption = f"Dot: ratio to {comparison['against']}; line: 95 % interval. Right of the dashed line is faster."
-        parts.append(f"<h3>{escape(name)}</h3>{_figure(drawing, caption)}")
+        parts.append(f"<h3>{escape(name)}</h3>{figure(drawing, caption)}")
     return "".join(parts)
 
 
@@ -110,7 +114,7 @@ def _acceptance_plot(report: Mapping[str, Any]) -> str:
     description = "; ".join(f"{name}: {', '.join(percent(share) for share in shares)}" for name, _, shares in series)
     drawing = plots.lines_by_position(series, "Share of drafts accepted at each position", description)
     caption = "Share of draft rounds in which the draft at this position (1 is the first) was accepted."
-    return f"<h2>Acceptance by position</h2>{_legend((n, c) for n, c, _ in series)}{_figure(drawing, caption)}"
+    return f"<h2>Acceptance by position</h2>{legend((n, c) for n, c, _ in series)}{figure(drawing, caption)}"
 
 
 def _latency_plot(report: Mapping[str, Any]) -> str:
@@ -135,7 +139,7 @@ def _latency_plot(report: Mapping[str, Any]) -> str:
     ]
     drawing = plots.latency_bars(groups, "Latency percentiles of each arm", ". ".join(described))
     caption = "p50 (thick), p90 and p99 (thin) of all requests, in that order on the right; shorter is better."
-    return f"<h2>Latency</h2>{_figure(drawing, caption)}"
+    return f"<h2>Latency</h2>{figure(drawing, caption)}"
 
 
 def _percentile_text(values: Mapping[str, float]) -> str:
@@ -146,13 +150,13 @@ def _tables(report: Mapping[str, Any]) -> str:
     comparisons = {comparison["arm"]: comparison for comparison in report["comparisons"]}
     header = ("tokens/s", "ratio (95 %)", "verdict", "tokens/forward", "acc. length", "acc. rate")
     rows = [(name, *_cells(result["overall"], comparisons.get(name))) for name, result in report["results"].items()]
-    parts = ["<h2>Numbers</h2>", _table("All arms over all categories", ("arm", *header), rows)]
+    parts = ["<h2>Numbers</h2>", table("All arms over all categories", ("arm", *header), rows)]
     for name, comparison in comparisons.items():
         categories = report["results"][name]["categories"]
         rows = [
             (category, *_cells(result, comparison["categories"][category])) for category, result in categories.items()
         ]
-        parts.append(_table(f"{name} by category", ("category", *header), rows))
+        parts.append(table(f"{name} by category", ("category", *header), rows))
     parts.append(
         '<p class="soft">Tokens/forward: output tokens for each step of the target, the fairest measure of a drafter '
         "apart from time. Acceptance length: 1 + accepted drafts for each step that held drafts. "
@@ -183,7 +187,7 @@ def _lossless(report: Mapping[str, Any]) -> str:
         f"<p>Every answer is compared with the baseline's, token for token. Where they part, a near tie means that "
         f"both tokens lie within {tolerance:g} of the baseline's most probable one in log-probability, so that "
         f"rounding decides; anything else counts as different.</p>",
-        _table("Answers compared with the baseline's", ("arm", "prompts", "identical", "near ties", "different"), rows),
+        table("Answers compared with the baseline's", ("arm", "prompts", "identical", "near ties", "different"), rows),
     ]
     for name, entry in report["lossless"].items():
         shown = sorted(entry["differences"], key=lambda difference: difference["near_tie"])[:_MAX_DIFFERENCES]
@@ -200,7 +204,7 @@ def _lossless(report: Mapping[str, Any]) -> str:
                 for difference in shown
             ]
             header = ("prompt", "position", "baseline token", "arm token", "gap", "judged")
-            parts.append(_table(f"First differences of {name}, at most {_MAX_DIFFERENCES}", header, cells))
+            parts.append(table(f"First differences of {name}, at most {_MAX_DIFFERENCES}", header, cells))
     return "".join(parts)
 
 
@@ -240,7 +244,8 @@ def _arm_config(arm: Mapping[str, Any]) -> Any:
     return arm["speculative_config"]
 
 
-def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table that scrolls where it is too wide; the first cell of a row names it."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     lines = "".join(
         f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in rest)}</tr>'
@@ -252,11 +257,13 @@ def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -
     )
 
 
-def _figure(drawing: str, caption: str) -> str:
+def figure(drawing: str, caption: str) -> str:
+    """An SVG drawing and what it shows."""
     return f"<figure>{drawing}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _legend(entries: Iterable[tuple[str, int]]) -> str:
+def legend(entries: Iterable[tuple[str, int]]) -> str:
+    """Names and the numbers of their colours."""
     items = "".join(f'<li><i class="c{colour}"></i>{escape(name)}</li>' for name, colour in entries)
     return f'<ul class="legend">{items}</ul>'
 

@@ -36,17 +36,17 @@ def dot_and_whisker(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str, d
     for tick in _ratio_ticks(low, high):
         css = "one" if tick == 1 else "grid"
         parts.append(f'<line class="{css}" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top}" y2="{bottom}"/>')
-        parts.append(_text(x(tick), bottom + 16, f"{tick:g}x", "middle"))
+        parts.append(text(x(tick), bottom + 16, f"{tick:g}x", "middle"))
     for index, (label, row) in enumerate(rows):
         y = top + row_height * (index + 0.5)
         css = "v-" + row["verdict"].replace(" ", "-")
-        parts.append(_text(_LEFT - 8, y + 4, _short(label), "end"))
+        parts.append(text(_LEFT - 8, y + 4, _short(label), "end"))
         if row["ci95"] is not None:
             start, end = (x(value) for value in row["ci95"])
             parts.append(f'<line class="whisker {css}" x1="{start:.1f}" x2="{end:.1f}" y1="{y}" y2="{y}"/>')
         parts.append(f'<circle class="{css}" cx="{x(row["ratio"]):.1f}" cy="{y}" r="4.5"/>')
-        parts.append(_text(WIDTH - _RIGHT, y + 4, f"{row['ratio']:.2f}x", "end"))
-    return _svg(parts, bottom + 24, title, description)
+        parts.append(text(WIDTH - _RIGHT, y + 4, f"{row['ratio']:.2f}x", "end"))
+    return svg(parts, bottom + 24, title, description)
 
 
 def lines_by_position(series: Sequence[tuple[str, int, Sequence[float]]], title: str, description: str) -> str:
@@ -72,15 +72,15 @@ def lines_by_position(series: Sequence[tuple[str, int, Sequence[float]]], title:
     for index in range(round(top_share / step) + 1):
         share = index * step
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>')
-        parts.append(_text(left - 6, y(share) + 4, f"{100 * share:.0f} %", "end"))
+        parts.append(text(left - 6, y(share) + 4, f"{100 * share:.0f} %", "end"))
     for position in range(1, longest + 1):
-        parts.append(_text(x(position), bottom + 18, str(position), "middle"))
+        parts.append(text(x(position), bottom + 18, str(position), "middle"))
     for _, colour, shares in series:
         points = [(x(position), y(share)) for position, share in enumerate(shares, start=1)]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
         parts.append(f'<polyline class="line c{colour}" points="{path}"/>')
         parts += [f'<circle class="c{colour}" cx="{px:.1f}" cy="{py:.1f}" r="3.5"/>' for px, py in points]
-    return _svg(parts, bottom + 28, title, description)
+    return svg(parts, bottom + 28, title, description)
 
 
 def latency_bars(
@@ -96,10 +96,10 @@ def latency_bars(
     label_width = 130.0
     for heading, rows in groups:
         longest = max(values["p99"] for _, _, values in rows) or 1.0
-        parts.append(_text(0, y + 14, heading, "start", "strong"))
+        parts.append(text(0, y + 14, heading, "start", "strong"))
         y += 22
         for name, colour, values in rows:
-            parts.append(_text(_LEFT - 8, y + 12, _short(name), "end"))
+            parts.append(text(_LEFT - 8, y + 12, _short(name), "end"))
             for key, height in (("p99", 3.0), ("p90", 8.0), ("p50", 14.0)):
                 width = (WIDTH - _LEFT - _RIGHT - label_width) * values[key] / longest
                 parts.append(
@@ -107,10 +107,10 @@ def latency_bars(
                     f'width="{width:.1f}" height="{height:g}"/>'
                 )
             numbers = " / ".join(_short_number(values[key]) for key in values)
-            parts.append(_text(WIDTH - _RIGHT, y + 12, numbers, "end"))
+            parts.append(text(WIDTH - _RIGHT, y + 12, numbers, "end"))
             y += 20
         y += 8
-    return _svg(parts, y, title, description)
+    return svg(parts, y, title, description)
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:
@@ -137,12 +137,14 @@ def _short_number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _text(x: float, y: float, text: str, anchor: str, css: str = "") -> str:
+def text(x: float, y: float, text: str, anchor: str, css: str = "") -> str:
+    """Words at a place; `anchor` is the end of them that stands there: start, middle or end."""
     name = f' class="{css}"' if css else ""
     return f'<text{name} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(parts: Sequence[str], height: float, title: str, description: str) -> str:
+def svg(parts: Sequence[str], height: float, title: str, description: str) -> str:
+    """A drawing of WIDTH times `height`, with its title and, for who cannot see it, all it says."""
     return (
         f'<svg role="img" viewBox="0 0 {WIDTH} {height:.0f}"><title>{escape(title)}</title>'
         f"<desc>{escape(description)}</desc>{''.join(parts)}</svg>"

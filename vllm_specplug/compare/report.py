@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vllm_specplug import theory
 from vllm_specplug.compare import lossless, statistics
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.lossless import Difference
@@ -97,7 +98,7 @@ def _costs(blocks: Sequence[Block], plain: Sequence[Block]) -> dict[str, float |
     return {
         "draft_cost_ratio": draft,
         "verify_cost_ratio": verify,
-        "predicted_speedup": num_tokens / num_forwards / (draft + verify),
+        "predicted_speedup": theory.step_speedup(num_tokens / num_forwards, draft, verify),
     }
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_specplug.medusa.heads import MedusaHeads
+from vllm_specplug.theory import step_speedup
 from vllm_specplug.train.evaluate import HeadsQuality
 from vllm_specplug.train.target import num_weights
 
@@ -27,7 +28,7 @@ def figures_of(heads: MedusaHeads, quality: HeadsQuality, model: str) -> dict[st
         **asdict(quality),
         "draft_cost_ratio": costs,
         "predicted_speedup": costs
-        and [length / (1 + cost) for length, cost in zip(quality.acceptance_length, costs, strict=True)],
+        and [step_speedup(length, cost, 1.0) for length, cost in zip(quality.acceptance_length, costs, strict=True)],
     }
 
 
