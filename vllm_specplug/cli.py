@@ -107,6 +107,17 @@ def _parser() -> argparse.ArgumentParser:
 
     command = _add(
         commands,
+        "distill-draft",
+        _distill_draft,
+        "make a small draft model for a target out of some of its layers, from the target's own answers",
+        """specplug distill-draft --model HuggingFaceTB/SmolLM2-135M-Instruct --layers 3 --out draft""",
+    )
+    from vllm_specplug.train import distill
+
+    distill.add_arguments(command)
+
+    command = _add(
+        commands,
         "plan",
         _plan,
         "best number of drafts and expected speed-up, from acceptance and costs; roofline of a model on a device",
@@ -167,6 +178,12 @@ def _train_medusa(parsed: argparse.Namespace) -> int:
     from vllm_specplug.train import medusa
 
     return medusa.main(parsed)
+
+
+def _distill_draft(parsed: argparse.Namespace) -> int:
+    from vllm_specplug.train import distill
+
+    return distill.main(parsed)
 
 
 def _plan(parsed: argparse.Namespace) -> int:

@@ -15,7 +15,8 @@ from vllm_specplug.train import answering
 from vllm_specplug.train.answers import AnswerSettings, _claim, split
 from vllm_specplug.train.data import IGNORED, Answers, batches, frequent_tokens
 from vllm_specplug.train.prompts import TrainingPrompt
-from vllm_specplug.train.record import HiddenStateRecorder, RecorderOptions, row_type
+from vllm_specplug.train.record import HiddenStateRecorder, RecorderOptions, read_contexts, row_type
+from vllm_specplug.train.texts import Texts, text_batches
 
 HIDDEN = 4
 
@@ -29,9 +30,15 @@ def journal(*lines: tuple[int, int, int]) -> np.ndarray:
     return rows
 
 
+def write(path: Path, *lines: tuple[int, int, int]) -> Path:
+    """A chunk; in front of an answer whose first token is number n stand n - 1 tokens, all of them n."""
+    fronts = {(request, length - 1): np.full(length - 1, length, np.int32) for request, length, _ in lines}
+    answering.write_chunk(path, journal(*lines), fronts)
+    return path
+
+
 def answers(folder: Path, *lines: tuple[int, int, int], num_heads: int = 2) -> Answers:
-    answering.write_chunk(folder / "chunk.safetensors", journal(*lines))
-    return Answers([folder / "chunk.safetensors"], num_heads)
+    return Answers([write(folder / "chunk.safetensors", *lines)], num_heads)
 
 
 def test_examples_are_the_state_the_token_and_what_follows(tmp_path: Path) -> None:
@@ -76,9 +83,9 @@ def test_a_batch_is_the_same_examples_in_any_order(tmp_path: Path) -> None:
 def test_frequent_tokens_are_the_commonest_and_say_what_they_cover(tmp_path: Path) -> None:
     tokens = [5, 5, 5, 9, 9, 2, 2, 7]
     found = answers(tmp_path, *((1, place, token) for place, token in enumerate(tokens, start=1)))
-    kept, coverage = frequent_tokens(found, 3)
+    kept, coverage = frequent_tokens(found.tokens, 3)
     assert (kept.tolist(), coverage) == ([2, 5, 9], pytest.approx(7 / 8))
-    kept, coverage = frequent_tokens(found, 100)
+    kept, coverage = frequent_tokens(found.tokens, 100)
     assert (kept.tolist(), coverage) == ([2, 5, 7, 9], 1.0)
 
 
@@ -118,6 +125,25 @@ def test_a_recorder_writes_what_a_drafter_sees(tmp_path: Path) -> None:
     ]
 
 
+def test_a_recorder_writes_what_stands_in_front_of_an_answer_once(tmp_path: Path) -> None:
+    """And again behind a gap, as after a preemption: the second part of the answer is an answer of its own."""
+    recorder = HiddenStateRecorder(RecorderOptions(folder=str(tmp_path)), engine_of(hidden_size=HIDDEN))
+    for text in ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6]):
+        recorder.propose(recorded([text]))
+    recorder.forget(["request-0"])
+    rows = np.fromfile(tmp_path / "journal.bin", row_type(HIDDEN))
+    contexts = read_contexts(tmp_path / "contexts.bin")
+    request = int(rows["request"][0])
+    assert {key: list(tokens) for key, tokens in contexts.items()} == {
+        (request, 2): [1, 2],
+        (request, 5): [1, 2, 3, 4, 5],
+    }
+    answering.write_chunk(tmp_path / "chunk.safetensors", rows, contexts)
+    batch = next(iter(text_batches(Texts([tmp_path / "chunk.safetensors"]), 99)))
+    assert batch.token_ids.tolist() == [[1, 2, 3, 4, 0, 0], [1, 2, 3, 4, 5, 6]]
+    assert batch.labels.tolist() == [3, 4, 6]
+
+
 def prompts(count: int) -> list[TrainingPrompt]:
     return [TrainingPrompt(f"prompt {number}", "chat", f"topic {number % 20}") for number in range(count)]
 
@@ -152,7 +178,7 @@ def test_the_same_answers_give_the_same_chunk_whatever_the_requests_are_called(t
     first = [(1, 5, 10), (1, 6, 11), (2, 5, 20), (2, 6, 21), (3, 5, 10), (3, 6, 12)]
     renamed = [({1: 9, 2: 4, 3: 1}[request], place, token) for request, place, token in reversed(first)]
     for name, lines in (("a", first), ("b", renamed)):
-        answering.write_chunk(tmp_path / f"{name}.safetensors", journal(*lines))
+        write(tmp_path / f"{name}.safetensors", *lines)
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
     assert answering.num_tokens_of(tmp_path / "a.safetensors") == (6, 0)
 
@@ -160,9 +186,9 @@ def test_the_same_answers_give_the_same_chunk_whatever_the_requests_are_called(t
 def test_a_failed_write_ends_the_recording_instead_of_shifting_its_rows(tmp_path: Path) -> None:
     """A full disk may take half a row; what came behind it would be read as another state."""
     recorder = HiddenStateRecorder(RecorderOptions(folder=str(tmp_path)), engine_of(hidden_size=HIDDEN))
-    recorder._file = Path("/dev/full").open("wb")  # noqa: SIM115 - the recorder's to close
+    recorder._files["journal.bin"] = Path("/dev/full").open("wb")  # noqa: SIM115 - the recorder's to close
     with pytest.raises(OSError, match="No space left"):
         recorder.propose(recorded([[1, 2, 3]]))
-    recorder._file = None
+    recorder._files.clear()
     recorder.propose(recorded([[1, 2, 3]]))
     assert not (tmp_path / "journal.bin").exists()

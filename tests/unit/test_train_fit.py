@@ -11,7 +11,8 @@ from vllm_specplug import ConfigError
 from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
 from vllm_specplug.train.data import Answers, batches
 from vllm_specplug.train.evaluate import evaluate, rounds_length
-from vllm_specplug.train.fit import FitSettings, Step, fit, loss_of
+from vllm_specplug.train.fit import FitSettings, Step
+from vllm_specplug.train.heads import fit_heads, loss_of
 
 VOCAB, HIDDEN = 11, 16
 
@@ -57,7 +58,7 @@ SETTINGS = FitSettings(num_epochs=30, batch_size=64, learning_rate=1e-2, checkpo
 def test_heads_learn_a_rule(answers: Answers, tmp_path: Path, kind: str) -> None:
     heads = new_heads(kind)
     before = evaluate(heads, answers)
-    fit(heads, answers, SETTINGS, tmp_path / "checkpoint.pt")
+    fit_heads(heads, answers, SETTINGS, tmp_path / "checkpoint.pt")
     after = evaluate(heads, answers)
     assert max(before.top1) < 0.6
     assert min(after.top1) > 0.8
@@ -68,7 +69,7 @@ def test_an_interrupted_training_gives_the_same_weights(answers: Answers, tmp_pa
     """Stopped twice, once between two checkpoints and once in the middle of an epoch."""
     settings = FitSettings(num_epochs=3, batch_size=64, checkpoint_every=7)
     straight = new_heads()
-    fit(straight, answers, settings, tmp_path / "straight.pt")
+    fit_heads(straight, answers, settings, tmp_path / "straight.pt")
 
     def stop_at(number: int):  # type: ignore[no-untyped-def]
         def progress(step: Step) -> None:
@@ -79,26 +80,28 @@ def test_an_interrupted_training_gives_the_same_weights(answers: Answers, tmp_pa
 
     for number in (10, 16):
         with pytest.raises(KeyboardInterrupt):
-            fit(new_heads(), answers, settings, tmp_path / "stopped.pt", stop_at(number))
+            fit_heads(new_heads(), answers, settings, tmp_path / "stopped.pt", stop_at(number))
     seen: list[int] = []
     stopped = new_heads()
-    fit(stopped, answers, settings, tmp_path / "stopped.pt", lambda step: seen.append(step.number))
+    fit_heads(stopped, answers, settings, tmp_path / "stopped.pt", lambda step: seen.append(step.number))
     assert seen[0] == 15  # after the checkpoint of step 14
     for name, tensor in straight.state_dict().items():
         assert torch.equal(tensor, stopped.state_dict()[name]), name
-    fit(stopped, answers, settings, tmp_path / "stopped.pt", lambda step: pytest.fail("a finished training goes on"))
+    fit_heads(
+        stopped, answers, settings, tmp_path / "stopped.pt", lambda step: pytest.fail("a finished training goes on")
+    )
 
 
 def test_a_checkpoint_of_another_training_is_refused(answers: Answers, tmp_path: Path) -> None:
     file = tmp_path / "checkpoint.pt"
-    fit(new_heads(), answers, FitSettings(num_epochs=1), file)
+    fit_heads(new_heads(), answers, FitSettings(num_epochs=1), file)
     with pytest.raises(ConfigError, match=r"is of another training \(settings: .*remove it to train again"):
-        fit(new_heads(), answers, FitSettings(num_epochs=2), file)
+        fit_heads(new_heads(), answers, FitSettings(num_epochs=2), file)
     with pytest.raises(ConfigError, match=r"is of another training \(heads: "):
-        fit(new_heads("independent"), answers, FitSettings(num_epochs=1), file)
+        fit_heads(new_heads("independent"), answers, FitSettings(num_epochs=1), file)
     file.write_bytes(b"not a checkpoint")
     with pytest.raises(ConfigError, match=r"checkpoint\.pt cannot be read .* remove it to train again"):
-        fit(new_heads(), answers, FitSettings(num_epochs=1), file)
+        fit_heads(new_heads(), answers, FitSettings(num_epochs=1), file)
 
 
 def test_the_loss_is_the_cross_entropy_of_known_tokens(answers: Answers) -> None:
@@ -153,9 +156,9 @@ def test_a_round_begins_where_the_last_one_ended() -> None:
 
 def test_other_answers_or_another_draft_vocabulary_are_another_training(answers: Answers, tmp_path: Path) -> None:
     first = new_heads(draft_vocab=[0, 1, 2, 3])
-    fit(first, answers, FitSettings(num_epochs=1), tmp_path / "checkpoint.pt")
+    fit_heads(first, answers, FitSettings(num_epochs=1), tmp_path / "checkpoint.pt")
     with pytest.raises(ConfigError, match=r"is of another training \(draft_token_ids: "):
-        fit(new_heads(draft_vocab=[4, 5, 6, 7]), answers, FitSettings(num_epochs=1), tmp_path / "checkpoint.pt")
+        fit_heads(new_heads(draft_vocab=[4, 5, 6, 7]), answers, FitSettings(num_epochs=1), tmp_path / "checkpoint.pt")
     answers.tokens = answers.tokens.flip(0)
     with pytest.raises(ConfigError, match=r"is of another training \(answers: "):
-        fit(new_heads(draft_vocab=[0, 1, 2, 3]), answers, FitSettings(num_epochs=1), tmp_path / "checkpoint.pt")
+        fit_heads(new_heads(draft_vocab=[0, 1, 2, 3]), answers, FitSettings(num_epochs=1), tmp_path / "checkpoint.pt")

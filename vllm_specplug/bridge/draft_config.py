@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from vllm_specplug.bridge import contract, patches
 from vllm_specplug.errors import ConfigError
 from vllm_specplug.options import ProposerSpec
@@ -53,6 +55,13 @@ def make(spec: ProposerSpec, target: Mapping[str, Any]) -> SpecplugConfig:
     model = spec.options["model"]
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
         raise ConfigError(f"{label}: model {model!r} has no config.json; name the directory of a model")
+    num_ranks = target["target_parallel_config"].tensor_parallel_size
+    asked = spec.options.get("draft_tensor_parallel_size", num_ranks)
+    if asked not in (None, num_ranks):  # vLLM would say so in the worker
+        raise ConfigError(
+            f"{label}: draft_tensor_parallel_size is {asked}, but tensor_parallel_size is {num_ranks}; leave "
+            "draft_tensor_parallel_size out"
+        )
     try:
         config = SpecplugConfig(
             specplug=spec,
@@ -65,7 +74,8 @@ def make(spec: ProposerSpec, target: Mapping[str, Any]) -> SpecplugConfig:
             **spec.engine_keys,
         )
     except (OSError, ValueError) as error:
-        why = " ".join(str(error).split())
+        first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
+        why = " ".join(str(first).removeprefix("Value error, ").split())
         raise ConfigError(
             f"{label}: vLLM refuses model {model!r}: {why}; name the directory of a model that this vLLM serves, or a "
             "name on a hub that can be reached"
@@ -114,20 +124,19 @@ def _v1_only(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
 def _check_vocabularies(label: str, draft: ModelConfig, target: ModelConfig) -> None:
     """Refuse a draft whose tokens mean something else than the target's; rows of padding may differ.
 
-    A draft that brings no tokenizer is taken to share the target's where the sizes are equal.
+    Where one of them brings no tokenizer it is taken to share the other's if the sizes are equal.
     """
     sizes = f"{draft.model} has {draft.get_vocab_size()} tokens, the target {target.get_vocab_size()}"
     remedy = "choose a draft of the target's family, or set use_heterogeneous_vocab"
     theirs = _vocabulary(draft.model, draft.revision)
-    if theirs is None:
+    ours = _vocabulary(target.tokenizer, target.tokenizer_revision)
+    if theirs is None or ours is None:
         if draft.get_vocab_size() != target.get_vocab_size():
+            which = "it" if theirs is None else "the target"
             raise ConfigError(
-                f"{label}: {sizes}, and it brings no tokenizer to tell whether only padding differs; put the "
+                f"{label}: {sizes}, and {which} brings no tokenizer to tell whether only padding differs; put the "
                 f"tokenizer beside it, {remedy}"
             )
-        return
-    ours = _vocabulary(target.tokenizer, target.tokenizer_revision)
-    if ours is None:
         return
     different = sum(theirs.get(token) != number for token, number in ours.items())
     if different or len(theirs) != len(ours):

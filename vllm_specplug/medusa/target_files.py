@@ -37,10 +37,10 @@ def output_rows(directory: Path) -> Tensor:
         ModelError: it is not found as plain weights in safetensors files.
     """
     config = _config(directory)
-    places = _places(directory)
+    found = places(directory)
     tied = _setting(config, "tie_word_embeddings")
-    own, embeddings = _ending(places, "lm_head.weight"), _ending(places, "embed_tokens.weight")
-    packed = any(".lm_head." in f".{name}" and not name.endswith("lm_head.weight") for name in places)
+    own, embeddings = _ending(found, "lm_head.weight"), _ending(found, "embed_tokens.weight")
+    packed = any(".lm_head." in f".{name}" and not name.endswith("lm_head.weight") for name in found)
     if tied is True or (own is None and tied is None and not packed):
         own = embeddings
     if own is None:
@@ -48,7 +48,7 @@ def output_rows(directory: Path) -> Tensor:
             f"{directory} has no output layer as plain weights: looked for lm_head.weight in its safetensors files, "
             "and for model.embed_tokens.weight where the two are tied; give the unquantised target"
         )
-    return files.read_tensor(places[own], own)
+    return files.read_tensor(found[own], own)
 
 
 def _config(directory: Path) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def _setting(config: dict[str, Any], name: str) -> Any:
     return config.get(name, inner.get(name) if isinstance(inner, dict) else None)
 
 
-def _places(directory: Path) -> dict[str, Path]:
-    """The file of each tensor."""
+def places(directory: Path) -> dict[str, Path]:
+    """The file of each tensor of a model."""
     index = files.read_json(directory / _INDEX).get("weight_map")
     if isinstance(index, dict):
         # The name alone: an index could otherwise lead out of the directory.

@@ -41,17 +41,7 @@ class Answers(Dataset[Batch]):
         Raises:
             ModelError: a file is damaged, or there is nothing in them to learn from.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        chunks = []
-        for file in files:
-            try:
-                chunks.append(load_file(file))
-            except SafetensorError as error:
-                raise ModelError(f"{file} is damaged ({error}); remove it, and it is made again") from error
-        if not sum(len(chunk["tokens"]) for chunk in chunks):
-            raise ModelError(f"no answers in {len(files)} files; are the prompts longer than the target's context?")
+        chunks = load_chunks(files)
         self.states = torch.cat([chunk["states"] for chunk in chunks])
         self.tokens = torch.cat([chunk["tokens"] for chunk in chunks]).long()
         lengths = torch.cat([chunk["lengths"] for chunk in chunks]).long()
@@ -90,6 +80,26 @@ class Answers(Dataset[Batch]):
         )
 
 
+def load_chunks(files: Sequence[Path]) -> list[dict[str, Tensor]]:
+    """The tensors of chunk files, see `answering.write_chunk`.
+
+    Raises:
+        ModelError: a file is damaged, or there is nothing in them.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    chunks = []
+    for file in files:
+        try:
+            chunks.append(load_file(file))
+        except SafetensorError as error:
+            raise ModelError(f"{file} is damaged ({error}); remove it, and it is made again") from error
+    if not sum(len(chunk["tokens"]) for chunk in chunks):
+        raise ModelError(f"no answers in {len(files)} files; are the prompts longer than the target's context?")
+    return chunks
+
+
 def batches(answers: Answers, size: int, shuffled_by: int | None = None) -> DataLoader[Batch]:
     """All examples once.
 
@@ -104,12 +114,13 @@ def batches(answers: Answers, size: int, shuffled_by: int | None = None) -> Data
     return DataLoader(answers, sampler=sampler, batch_size=None)
 
 
-def frequent_tokens(answers: Answers, count: int) -> tuple[Tensor, float]:
-    """The commonest tokens, sorted by id, and which share of all answer tokens they are.
+def frequent_tokens(tokens: Tensor, count: int) -> tuple[Tensor, float]:
+    """The commonest tokens, sorted by id, and which share of all tokens they are.
 
     Args:
+        tokens: [n] int64, of the answers.
         count: at most so many; fewer when the answers hold fewer.
     """
-    counts = torch.bincount(answers.tokens)
+    counts = torch.bincount(tokens)
     kept = torch.topk(counts, min(count, int((counts > 0).sum()))).indices
     return kept.sort().values, float(counts[kept].sum() / counts.sum())
