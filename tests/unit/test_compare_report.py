@@ -20,7 +20,7 @@ from vllm_specplug.compare.measure import Answer, Block, DraftCounts
 from vllm_specplug.compare.page import render_page
 from vllm_specplug.compare.report import Measured, build_report
 from vllm_specplug.compare.report_format import read_report, validate, write_report, write_text
-from vllm_specplug.compare.terminal import PlainProgress, print_report
+from vllm_specplug.compare.terminal import PlainProgress, notes, print_report
 from vllm_specplug.compare.workload import Prompt, Workload
 from vllm_specplug.errors import CompareError
 
@@ -49,6 +49,10 @@ def make_report(drafts: bool = True, evil: str = "arm") -> dict[str, Any]:
             model=f"target {evil}",
             dtype="bfloat16",
             arms=[Arm("baseline"), Arm(evil, {"method": "ngram", "note": evil})],
+            kv_caches={
+                "baseline": {"num_blocks": 1000, "block_size": 16},
+                evil: {"num_blocks": 900, "block_size": 16},
+            },
             baseline="baseline",
             workload=workload,
             blocks={
@@ -279,3 +283,13 @@ def test_plain_progress_is_sparse_and_ends_with_the_last() -> None:
     for done in range(5):
         progress("a · maths", done, 4)
     assert file.getvalue() == "0/4 a · maths\n4/4 a · maths, 0 s left\n"
+
+
+def test_what_a_draft_takes_of_the_kv_cache_is_said() -> None:
+    report = make_report()
+    line = "arm: its engine has 900 blocks of KV cache, that of baseline 1,000 in the same memory."
+    assert report["arms"][1]["kv_cache"] == {"num_blocks": 900, "block_size": 16}
+    assert line in notes(report)
+    for arm in report["arms"]:  # reports of former versions do not have it
+        del arm["kv_cache"]
+    assert line not in notes(report)

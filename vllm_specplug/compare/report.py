@@ -25,6 +25,8 @@ class Measured:
     model: str
     dtype: str
     arms: Sequence[Arm]
+    kv_caches: Mapping[str, Mapping[str, Any]]
+    """By arm: `num_blocks` that its engine made of the same memory, `block_size` in tokens."""
     baseline: str
     workload: Workload
     blocks: Mapping[str, Sequence[Block]]
@@ -61,7 +63,7 @@ def build_report(measured: Measured) -> dict[str, Any]:
             "prompts": len(measured.workload.prompts),
             "categories": list(measured.workload.categories),
         },
-        "arms": [asdict(arm) for arm in arms],
+        "arms": [{**asdict(arm), "kv_cache": measured.kv_caches[arm.name]} for arm in arms],
         "baseline": baseline,
         "results": results,
         "comparisons": comparisons,

@@ -136,6 +136,7 @@ def run_compare(
             model=model,
             dtype=dtype,
             arms=arms,
+            kv_caches={name: info["kv_cache"] for name, info in infos.items()},
             baseline=baseline,
             workload=workload,
             blocks=blocks,

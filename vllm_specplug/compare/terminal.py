@@ -124,6 +124,7 @@ def notes(report: Mapping[str, Any]) -> list[str]:
                 f"{name}: a step's drafts take {100 * theory['draft_cost_ratio']:.1f} % of the time of a step of "
                 f"{comparison['against']}, checking them takes {theory['verify_cost_ratio']:.2f} times as long as one."
             )
+        lines += _cache_note(report, name)
         different = report["lossless"][name]["different"]
         if different:
             lines.append(f"{name}: {different} answers differ from {comparison['against']} beyond rounding.")
@@ -136,6 +137,18 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         if changed:
             lines.append(f"{name}: answered {changed} prompts differently from pass to pass.")
     return lines
+
+
+def _cache_note(report: Mapping[str, Any], name: str) -> list[str]:
+    """What an arm's drafter takes of the KV cache, where it takes any."""
+    caches = {arm["name"]: arm.get("kv_cache") for arm in report["arms"]}
+    mine, plain = caches[name], caches[report["baseline"]]
+    if not mine or not plain or not mine["num_blocks"] or mine["num_blocks"] >= plain["num_blocks"]:
+        return []
+    return [
+        f"{name}: its engine has {mine['num_blocks']:,} blocks of KV cache, that of {report['baseline']} "
+        f"{plain['num_blocks']:,} in the same memory."
+    ]
 
 
 @contextlib.contextmanager

@@ -39,12 +39,14 @@ class Worker:
 
         self.llm = vllm.LLM(model, **llm_args)
         config = self.llm.llm_engine.model_config
+        cache = self.llm.llm_engine.vllm_config.cache_config
         return {
             "vllm": vllm.__version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "max_model_len": config.max_model_len,
             "dtype": str(config.dtype).removeprefix("torch."),
+            "kv_cache": {"num_blocks": cache.num_gpu_blocks, "block_size": cache.block_size},
         }
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
