@@ -108,6 +108,8 @@ class DraftModelProposer(Proposer):
         Raises:
             ConfigError: naming the file and what is wrong with it.
         """
+        if options.use_heterogeneous_vocab:  # no list is used
+            return
         try:
             draft_vocab.find(options.draft_vocab, options.model, engine.vocab_size)
         except ModelError as error:

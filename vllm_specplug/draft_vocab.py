@@ -26,7 +26,7 @@ def find(option: str | None, model: str, vocab_size: int) -> list[int] | None:
     Args:
         option: a file, ALL, or None for the list stored with the draft.
         model: the draft's directory, where it is one.
-        vocab_size: of the target.
+        vocab_size: tokens that draft and target have.
     Returns:
         None where all can.
     Raises:
@@ -55,8 +55,8 @@ def read(path: Path, vocab_size: int) -> list[int]:
     ids = sorted(set(found))
     if ids[0] < 0 or ids[-1] >= vocab_size:
         raise ModelError(
-            f"draft_vocab {path} holds token {ids[0] if ids[0] < 0 else ids[-1]}, but the target's tokens are 0 to "
-            f"{vocab_size - 1}; make the list for this target"
+            f"draft_vocab {path} holds token {ids[0] if ids[0] < 0 else ids[-1]}, but 0 to {vocab_size - 1} can be "
+            "drafted; make the list for this target"
         )
     return ids
 

@@ -18,15 +18,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import small_target
 from models import tiny_llama
 from prometheus_client import REGISTRY
+from tiny_draft import tiny_draft
 from tiny_heads import tiny_heads
+from training import train
 
 from vllm_specplug.bridge import kernel_scan
 from vllm_specplug.bridge.target import VllmTarget
@@ -39,8 +43,9 @@ SCRIPTED = "specplug:vllm_specplug.testing.Scripted"
 KNOWN = "specplug:vllm_specplug.testing.KnownDistribution"
 LOOKUP = "specplug:prompt_lookup"
 MEDUSA = "specplug:medusa"
+DRAFT = "specplug:draft_model"
 
-METHODS = pytest.mark.parametrize("method", ["scripted", "lookup", "medusa"])
+METHODS = pytest.mark.parametrize("method", ["scripted", "lookup", "medusa", "draft"])
 
 
 @dataclass
@@ -163,6 +168,29 @@ def tiny_text(models_folder: Path) -> str:
 
 
 @pytest.fixture(scope="session")
+def eight(models_folder: Path) -> str:
+    """A float32 target with 8 tokens, each of them possible nearly everywhere."""
+    return str(tiny_llama(models_folder / "eight", vocab_size=small_target.VOCAB_SIZE, seed=3, spread=0.15))
+
+
+@pytest.fixture(scope="session")
+def target(eight: str) -> Any:
+    """The exact distribution of its answers."""
+    from statistics_of_samples import ExactTarget  # which imports this module
+
+    return ExactTarget(eight, small_target.PROMPT, small_target.NUM_TOKENS)
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_text: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder of heads and what the command that trained them printed; its answers are in `heads.work` beside it."""
+    out = tmp_path_factory.mktemp("trained") / "heads"
+    done = train("train-medusa", tiny_text, out)
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+    return out, json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
 def make_engine(tiny: str) -> MakeEngine:
     """make_engine(speculative_config, model=..., **engine arguments) -> Engine, the same one for the same question."""
     made: dict[str, Engine] = {}
@@ -192,6 +220,18 @@ def make_engine(tiny: str) -> MakeEngine:
     return make
 
 
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """Lines that our package logs, wherever its logger writes."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
+    logger = logging.getLogger("vllm_specplug")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
 def script_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[list[list[int]]]:
     """What `Scripted` replays."""
     return [[list(prompt), list(answer)] for prompt, answer in zip(prompts, answers, strict=True)]
@@ -205,12 +245,15 @@ def loop_prompt(start: int, length: int, vocab_size: int = 32) -> list[int]:
 def drafting_engine(
     make_engine: MakeEngine, method: str, prompts: Sequence[Sequence[int]], answers: Sequence[Any], **arguments: Any
 ) -> Engine:
-    """An engine that drafts: `lookup` by prompt lookup; `medusa` with trained heads; `scripted` replays the answers,
-    every third token spoilt.
+    """An engine that drafts: `lookup` by prompt lookup; `medusa` with trained heads; `draft` with a noisy copy of the
+    target; `scripted` replays the answers, every third token spoilt.
     """
-    if method == "medusa":
+    if method in ("medusa", "draft"):
         model = arguments.get("model") or make_engine().llm.llm_engine.model_config.model
-        options = {"method": MEDUSA, "num_speculative_tokens": 3, "model": tiny_heads(model)}
+        if method == "medusa":
+            options = {"method": MEDUSA, "num_speculative_tokens": 3, "model": tiny_heads(model)}
+        else:
+            options = {"method": DRAFT, "num_speculative_tokens": 4, "model": tiny_draft(model)}
         engine = make_engine(options, **{**arguments, "model": model})
         engine.new_counts()
         return engine

@@ -122,8 +122,8 @@ class Samples:
 def start_over(engine: Engine, seed: int) -> None:
     """Make a run repeatable whatever this process did before."""
     torch.manual_seed(seed)
-    drafter = getattr(engine.runner, "drafter", None)
-    if drafter is not None:
+    if getattr(engine.runner, "drafter", None) is not None:
+        drafter = engine.drafter
         drafter._num_steps = 0  # drafts are drawn from a generator seeded by the step
         if hasattr(drafter.guard.proposer, "num_steps"):
             drafter.guard.proposer.num_steps = 0  # of Scripted, for ragged drafts

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -32,18 +30,6 @@ COUNTER = {
     "overwrite": "dropped_too_many",
 }
 LOSES_THE_STEP = ("too_few_rows", "not_drafts", "raise", "write")
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    """Lines that our package logs, wherever its logger writes."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
-    logger = logging.getLogger("vllm_specplug")
-    logger.addHandler(handler)
-    yield lines
-    logger.removeHandler(handler)
 
 
 def test_every_fault_has_a_counter() -> None:

@@ -7,7 +7,20 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import LOOKUP, MEDUSA, METHODS, SCRIPTED, Engine, MakeEngine, drafting_engine, loop_prompt, replay, said
+from conftest import (
+    DRAFT,
+    LOOKUP,
+    MEDUSA,
+    METHODS,
+    SCRIPTED,
+    Engine,
+    MakeEngine,
+    drafting_engine,
+    loop_prompt,
+    replay,
+    said,
+)
+from tiny_draft import tiny_draft
 from tiny_heads import tiny_heads
 from vllm import SamplingParams
 
@@ -100,18 +113,21 @@ def drive(engine: Engine, num_requests: int, vocab_size: int = 32) -> int:
 
 def state_size(engine: Engine) -> int:
     proposer = engine.drafter.guard.proposer
-    own = getattr(proposer, "num_requests", getattr(proposer, "num_tracked_requests", 0))  # Medusa keeps no state
+    own = getattr(proposer, "num_requests", getattr(proposer, "num_tracked_requests", 0))  # neural ones keep no state
     return int(own + engine.drafter.num_tracked_requests)
 
 
-@pytest.mark.parametrize("method", [SCRIPTED, LOOKUP, MEDUSA])
+@pytest.mark.parametrize("method", [SCRIPTED, LOOKUP, MEDUSA, DRAFT])
 @pytest.mark.parametrize("num_requests", [200, pytest.param(2000, marks=pytest.mark.slow)])
 def test_state_and_memory_go_back_when_requests_end_v1(
     make_engine: MakeEngine, tiny: str, method: str, num_requests: int
 ) -> None:
     """vllm#15506: memory grew while speculation was switched off for part of the requests."""
-    heads = {"model": tiny_heads(tiny), "draft_sample_method": "probabilistic"} if method == MEDUSA else {}
-    engine = make_engine({"method": method, "num_speculative_tokens": 4, **heads})
+    options = {}
+    if method in (MEDUSA, DRAFT):
+        model = tiny_heads(tiny) if method == MEDUSA else tiny_draft(tiny)
+        options = {"model": model, "draft_sample_method": "probabilistic"}
+    engine = make_engine({"method": method, "num_speculative_tokens": 4, **options})
     if method == SCRIPTED:  # the texts are not what the target says: most drafts are wrong
         engine.use(Scripted, script=[[loop_prompt(start, 3), loop_prompt(start + 3, 40)] for start in range(32)])
     assert drive(engine, num_requests) >= 8

@@ -225,6 +225,24 @@ def test_every_ending_is_the_same_v1(
     engine.new_counts().assert_enough()
 
 
+def test_a_stop_token_is_allowed_behind_the_drafts_that_reach_min_tokens_v1(make_engine: MakeEngine) -> None:
+    """Token 0 is the prompt's step's, then 5 drafts and one more token: number 6, which may end a text of 4 or more.
+
+    vLLM forbids the token behind a step's drafts to be a stop token where the text was too short before the step, so a
+    round must not step over that length.
+    """
+    prompts = [loop_prompt(start, 9) for start in range(16)]
+    answers = make_engine().generate(prompts, greedy(12))
+    texts = {start: list(answer.outputs[0].token_ids) for start, answer in enumerate(answers)}
+    start = next(start for start, text in texts.items() if text[6] not in text[:6])
+    params = greedy(12, min_tokens=4, stop_token_ids=[texts[start][6]])
+    expected = make_engine().generate([prompts[start]], params)
+    assert list(expected[0].outputs[0].token_ids) == texts[start][:7]
+    engine = make_engine({"method": SCRIPTED, "num_speculative_tokens": NUM_DRAFTS})
+    replay(engine, [prompts[start]], [answers[start]])
+    assert said(engine.generate([prompts[start]], params)) == said(expected)
+
+
 def test_drafts_behind_an_end_are_counted_by_vllm_but_not_emitted_v1(make_engine: MakeEngine) -> None:
     """vllm#56101: the mean acceptance length counted drafts behind an end of text."""
     plain = make_engine()

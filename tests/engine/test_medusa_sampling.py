@@ -6,13 +6,11 @@ reject a right engine with probability 1 %; the mutant shows that a wrong one is
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from conftest import MEDUSA, Engine, MakeEngine
-from models import tiny_llama
+from small_target import MUTANT_LEVEL, NUM_DRAFTS, NUM_TOKENS, PROMPT, SETTINGS, VOCAB_SIZE
 from statistics_of_samples import ExactTarget, Setting, chi_square, fits, holm_rejected, interval_99, many, sample
 from tiny_heads import tiny_heads
 
@@ -21,18 +19,8 @@ from vllm_specplug.medusa import checkpoint
 
 NUM_TESTS = 6
 LEVEL = 0.01 / NUM_TESTS
-MUTANT_LEVEL = 1e-6
-VOCAB_SIZE = 8
-PROMPT = [1, 5, 2, 7, 0, 3, 6, 4, 1, 3]
 NUM_SAMPLES = 20_480
-NUM_TOKENS = 4
-NUM_DRAFTS = 3
 HOT = Setting(temperature=1.0)
-
-
-@pytest.fixture(scope="session")
-def eight(models_folder: Path) -> str:
-    return str(tiny_llama(models_folder / "eight", vocab_size=VOCAB_SIZE, seed=3, spread=0.15))
 
 
 @pytest.fixture(scope="session")
@@ -41,14 +29,9 @@ def heads(eight: str) -> str:
     return tiny_heads(eight, num_heads=NUM_DRAFTS, temperature=1.0)
 
 
-@pytest.fixture(scope="session")
-def target(eight: str) -> ExactTarget:
-    return ExactTarget(eight, PROMPT, NUM_TOKENS)
-
-
 def engine_of(make_engine: MakeEngine, eight: str, heads: str, method: str) -> Engine:
     config = {"method": MEDUSA, "model": heads, "num_speculative_tokens": NUM_DRAFTS, "draft_sample_method": method}
-    engine = make_engine(config, model=eight, max_model_len=64, max_num_seqs=256)
+    engine = make_engine(config, model=eight, **SETTINGS)
     engine.use(Medusa, model=heads, draft_sample_method=method)  # of a former test's proposer nothing is left
     return engine
 
@@ -79,7 +62,7 @@ def test_sampled_text_has_the_targets_distribution_v1(
     # Four tokens: one from the prompt's own step, then at most two drafts; without a limit the first round has both.
     drafts_a_round = samples.counts.num_draft_tokens / samples.counts.num_drafts
     assert drafts_a_round < 1.2 if min_confidence else drafts_a_round > 1.2
-    alone = make_engine(None, model=eight, max_model_len=64, max_num_seqs=256)
+    alone = make_engine(None, model=eight, **SETTINGS)
     assert samples.beside == [alone.tokens([prompt], params)[0] for prompt, params in greedy]
     p_values = {
         f"{name}, {window}": p_value

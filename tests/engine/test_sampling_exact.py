@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import KNOWN, LOOKUP, SCRIPTED, Engine, MakeEngine
-from models import tiny_llama
+from small_target import MUTANT_LEVEL, NUM_DRAFTS, NUM_TOKENS, PROMPT, VOCAB_SIZE
+from small_target import SETTINGS as ENGINE_SETTINGS
 from statistics_of_samples import (
     ExactTarget,
     Samples,
@@ -39,14 +39,7 @@ from vllm_specplug.proposer import sample_rows
 
 NUM_TESTS = 17
 LEVEL = 0.01 / NUM_TESTS
-MUTANT_LEVEL = 1e-6
-
-VOCAB_SIZE = 8
-#: Holds every token and what followed it, so that prompt lookup always drafts.
-PROMPT = [1, 5, 2, 7, 0, 3, 6, 4, 1, 3]
 NUM_SAMPLES = 16_384
-NUM_TOKENS = 4
-NUM_DRAFTS = 3
 
 Q = [0.15, 0.25, 0.05, 0.2, 0.05, 0.1, 0.1, 0.1]
 CLAIMED_Q = [0.05, 0.1, 0.1, 0.1, 0.25, 0.2, 0.15, 0.05]
@@ -71,23 +64,12 @@ SpeculatingEngine = Callable[[dict[str, Any] | None], Engine]
 
 
 @pytest.fixture(scope="session")
-def eight(models_folder: Path) -> str:
-    """A float32 target with 8 tokens, each of them possible nearly everywhere."""
-    return str(tiny_llama(models_folder / "eight", vocab_size=VOCAB_SIZE, seed=3, spread=0.15))
-
-
-@pytest.fixture(scope="session")
-def target(eight: str) -> ExactTarget:
-    return ExactTarget(eight, PROMPT, NUM_TOKENS)
-
-
-@pytest.fixture(scope="session")
 def engine_with(make_engine: MakeEngine, eight: str) -> SpeculatingEngine:
     """engine_with(speculative_config) -> an engine of this target."""
 
     def make(config: dict[str, Any] | None) -> Engine:
         config = config and {"num_speculative_tokens": NUM_DRAFTS, **config}
-        return make_engine(config, model=eight, max_model_len=64, max_num_seqs=256)
+        return make_engine(config, model=eight, **ENGINE_SETTINGS)
 
     return make
 

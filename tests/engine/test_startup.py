@@ -37,15 +37,15 @@ def configure(model: str, speculative_config: dict[str, Any], **arguments: Any) 
         (
             {"method": "specplug:promt_lookup"},
             UnknownProposerError,
-            "unknown proposer 'promt_lookup'; installed: medusa, prompt_lookup. Did you mean 'prompt_lookup'? Others "
-            "register under the entry point 'vllm_specplug.proposers', or are named by a dotted path "
-            "'package.module.Class'",
+            "unknown proposer 'promt_lookup'; installed: draft_model, medusa, prompt_lookup. Did you mean "
+            "'prompt_lookup'? Others register under the entry point 'vllm_specplug.proposers', or are named by a "
+            "dotted path 'package.module.Class'",
         ),
         (
-            {"method": "specplug:draft_model"},
+            {"method": "specplug:cascade"},
             UnknownProposerError,
-            "proposer 'draft_model' is not built in this version of vllm-specplug; installed: medusa, prompt_lookup. "
-            "Choose one of these or upgrade",
+            "proposer 'cascade' is not built in this version of vllm-specplug; installed: draft_model, medusa, "
+            "prompt_lookup. Choose one of these or upgrade",
         ),
         (
             {"method": "specplug:no_such_package.Proposer"},

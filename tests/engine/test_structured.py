@@ -6,11 +6,14 @@ import json
 from typing import Any, get_args
 
 import pytest
-from conftest import KNOWN, LOOKUP, MEDUSA, SCRIPTED, Engine, MakeEngine, loop_prompt, replay, said
+from conftest import DRAFT, KNOWN, LOOKUP, MEDUSA, SCRIPTED, Engine, MakeEngine, loop_prompt, replay, said
+from tiny_draft import tiny_draft
 from tiny_heads import tiny_heads
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
+from vllm_specplug.guard import Checked
+from vllm_specplug.proposer import DraftBatch
 from vllm_specplug.testing import Fault
 
 BACKENDS = pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
@@ -125,25 +128,45 @@ def test_sampled_json_is_valid_beside_drafts_with_probabilities_v1(
 
 @BACKENDS
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
-def test_json_beside_medusa_is_the_targets_own_v1(
-    make_engine: MakeEngine, tiny_text: str, backend: str, method: str
+@pytest.mark.parametrize("proposer", [MEDUSA, DRAFT])
+def test_json_beside_a_neural_drafter_is_the_targets_own_v1(
+    make_engine: MakeEngine, tiny_text: str, backend: str, proposer: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads know of no grammar: what they draft for a structured answer goes over without q and is cut by vLLM."""
+    """It knows of no grammar: what it drafts for a structured answer goes over without q and is cut by vLLM."""
     prompts = [*PROMPTS, *PROMPTS[:4]]
     free = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     mixed = [params()] * len(PROMPTS) + [free] * 4
     expected = make_engine(**arguments(tiny_text, backend)).generate(prompts, mixed)
-    heads = {"model": tiny_heads(tiny_text), "draft_sample_method": method}
-    config = {"method": MEDUSA, "num_speculative_tokens": 3, **heads}
+    model = tiny_heads(tiny_text) if proposer == MEDUSA else tiny_draft(tiny_text)
+    config = {"method": proposer, "num_speculative_tokens": 3, "model": model, "draft_sample_method": method}
     engine = make_engine(config, **arguments(tiny_text, backend))
     engine.new_counts()
     answers = engine.generate(prompts, mixed)
     check(answers[: len(PROMPTS)])
     assert said(answers) == said(expected)
     engine.new_counts().assert_enough(accepted=20, rejected=10)
-    sampled = engine.generate(prompts, [params(temperature=1, seed=7, max_tokens=200)] * 8 + [free] * 4)
+
+    checked = engine.drafter.guard.propose
+    num_rows = {"structured": 0, "with q": 0}
+
+    def noting(batch: DraftBatch, without_probs: set[int]) -> Checked:
+        found = checked(batch, without_probs)
+        for row, tokens in enumerate(found.token_ids):
+            for column, token in enumerate(tokens if found.probs is not None else ()):
+                q = float(found.probs[row, column, token])  # type: ignore[index]
+                num_rows["with q"] += row not in without_probs and q < 1
+                assert q == 1 or row not in without_probs
+            num_rows["structured"] += row in without_probs and len(tokens) > 0
+        return found
+
+    monkeypatch.setattr(engine.drafter.guard, "propose", noting)
+    hot = SamplingParams(temperature=1, max_tokens=60, ignore_eos=True)
+    each = [params(temperature=1, seed=7, max_tokens=200)] * 8 + [free] * 4 + [hot] * 4
+    sampled = engine.generate([*prompts, *PROMPTS[4:]], each)
     check(sampled[:8])
-    assert said(sampled[8:]) == said(expected[8:])
+    assert said(sampled[8:12]) == said(expected[8:])
+    assert num_rows["structured"] >= 50
+    assert (num_rows["with q"] >= 50) == (method == "probabilistic")
     assert engine.count("failures") == engine.count("dropped_bad_probs") == 0
 
 

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import MEDUSA, MakeEngine, loop_prompt, said
+from training import train
 from vllm import SamplingParams
 
 from vllm_specplug.medusa import checkpoint
-
-ENGINE = {"dtype": "float32", "max_model_len": 256, "num_gpu_blocks_override": 512}
-
-
-def train(model: str, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vllm_specplug", "train-medusa", "--model", model, "--out", str(out), "--json"]
-    command += ["--tokens", "6000", "--max-tokens", "32", "--draft-vocab", "100", "--epochs", "3"]
-    command += ["--engine-args", json.dumps(ENGINE), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
-
-
-@pytest.fixture(scope="module")
-def trained(tiny_text: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder of heads and what the command printed of them."""
-    out = tmp_path_factory.mktemp("trained") / "heads"
-    done = train(tiny_text, out)
-    assert done.returncode in (0, 1), done.stderr[-3000:]
-    return out, json.loads(done.stdout.splitlines()[-1])
 
 
 def test_figures_are_of_answers_that_were_held_out_v1(trained: tuple[Path, dict[str, Any]]) -> None:
@@ -86,7 +65,7 @@ def test_a_second_run_makes_only_what_is_missing_v1(trained: tuple[Path, dict[st
     lost = sorted(chunks)[-1]
     lost.unlink()
     next(work.glob("training-*.pt")).unlink()
-    done = train(tiny_text, out)
+    done = train("train-medusa", tiny_text, out)
     assert done.returncode in (0, 1), done.stderr[-3000:]
     assert lost.read_bytes() == chunks[lost]
     again = json.loads(done.stdout.splitlines()[-1])
@@ -109,14 +88,14 @@ def test_bad_arguments_are_refused_in_one_line_v1(
         ("--out", str(tmp_path / "mine")): "mine holds thesis.txt, so it is more than a set of heads",
     }
     for arguments, text in cases.items():
-        done = train(tiny_text, out, *arguments)
+        done = train("train-medusa", tiny_text, out, *arguments)
         assert done.returncode == 2, (arguments, done.stderr[-500:])
         assert text in done.stderr.splitlines()[-1]
         assert done.stderr.splitlines()[-1].startswith("specplug: error: ")
 
 
 def test_a_target_that_cannot_run_is_one_line_v1(tmp_path: Path) -> None:
-    done = train(str(tmp_path / "no-such-model"), tmp_path / "heads")
+    done = train("train-medusa", str(tmp_path / "no-such-model"), tmp_path / "heads")
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert last.startswith("specplug: error: ")

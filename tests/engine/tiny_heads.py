@@ -10,7 +10,8 @@ import torch
 from vllm_specplug.medusa import checkpoint
 from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
 from vllm_specplug.train.data import Answers
-from vllm_specplug.train.fit import FitSettings, fit
+from vllm_specplug.train.fit import FitSettings
+from vllm_specplug.train.heads import fit_heads
 
 NUM_PROMPTS = 192
 LENGTH = 96
@@ -69,7 +70,7 @@ def tiny_heads(model: str, num_heads: int = 5, temperature: float = 0.0, **confi
     for layer in (heads.output, *(head.output for head in heads.heads)):
         if layer is not None:
             layer.weight.data.copy_(output)
-    fit(
+    fit_heads(
         heads,
         Answers([chunk], num_heads),
         FitSettings(num_epochs=6, batch_size=256, learning_rate=3e-3),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from proposers.medusa import Medusa, MedusaOptions, tempered
+from proposers.medusa import Medusa, MedusaOptions
 from vllm_specplug import ConfigError, DraftBatch
 from vllm_specplug.medusa import checkpoint
 from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
@@ -264,14 +264,6 @@ def test_a_padded_target_vocabulary_is_never_drafted_from(tmp_path: Path) -> Non
     assert drafts.probs is not None
     assert drafts.probs.shape == (2, 3, 40)
     assert drafts.probs[..., 32:].sum() == 0
-
-
-def test_tempered_is_softmax_of_logits_over_temperature() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0]] * 3)
-    found = tempered(logits, torch.tensor([0.0, 1.0, 0.5]))
-    assert found[0].tolist() == [0, 0, 1]
-    torch.testing.assert_close(found[1], torch.tensor([1.0, np.e, np.e**2]) / (1 + np.e + np.e**2))
-    torch.testing.assert_close(found[2], torch.tensor([1.0, np.e**2, np.e**4]) / (1 + np.e**2 + np.e**4))
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class _RequestLimits:
 
     max_drafts: int
     max_total_tokens: int
+    min_total_tokens: int
     seed: int | None
     is_structured: bool
 
@@ -70,6 +71,7 @@ class V1Drafter:
         drafts_everywhere = self.capabilities.gives_probs or self.capabilities.runs_draft_model
         self._drafts_here = self.engine.tp_rank == 0 or drafts_everywhere
         self.draft_model: V1DraftModel | None = None
+        self._said_too_long = False
         # One rank counts for all, or /metrics would show each draft once per rank.
         counts = counts_for_worker(spec.name) if self.engine.tp_rank == 0 else Counts(spec.name)
         self.guard = Guard(spec.name, proposer, self.engine, counts)
@@ -132,6 +134,7 @@ class V1Drafter:
         max_drafts, num_withheld = control.max_drafts(
             num_tokens,
             np.fromiter((limit.max_total_tokens for limit in limits), np.int32, num_reqs),
+            np.fromiter((limit.min_total_tokens for limit in limits), np.int32, num_reqs),
             np.fromiter((limit.max_drafts for limit in limits), np.int32, num_reqs),
             step_limit,
             (num_new_tokens > 0).astype(np.int32),
@@ -177,6 +180,7 @@ class V1Drafter:
         noted = _RequestLimits(
             max_drafts=most if asked is None else min(asked, most),
             max_total_tokens=total,
+            min_total_tokens=request.num_prompt_tokens + params.min_tokens if params.min_tokens else 0,
             seed=params.seed,
             is_structured=params.structured_outputs is not None,
         )
@@ -188,9 +192,18 @@ class V1Drafter:
     ) -> None:
         """Stop drafting for requests that have become longer than the draft model may be; count each once."""
         for row in np.flatnonzero(num_tokens >= draft_max_len):
-            if limits[row].max_drafts:
-                self._limits[req_ids[row]] = limits[row] = replace(limits[row], max_drafts=0)
-                self.guard.counts.add("withheld")
+            if not limits[row].max_drafts:
+                continue
+            self._limits[req_ids[row]] = limits[row] = replace(limits[row], max_drafts=0)
+            self.guard.counts.add("withheld")
+            if not self._said_too_long:
+                self._said_too_long = True
+                logger.warning(
+                    "request %s is longer than the draft model may be (%d tokens) and goes on without drafts "
+                    "(counted in specplug_drafts_withheld_total, said once)",
+                    req_ids[row],
+                    draft_max_len,
+                )
 
     def _generators(
         self, limits: Sequence[_RequestLimits], num_tokens: np.ndarray, max_drafts: np.ndarray

@@ -185,11 +185,12 @@ class PlainProgress:
         self._every_s = every_s
         self._last_s = float("-inf")
         self._start_s: float | None = None
+        self._done_before = 0
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
         if total and self._start_s is None:
-            self._start_s = now
+            self._start_s, self._done_before = now, done  # a run that goes on has done some before
         if now - self._last_s < self._every_s and done < max(total, 1):
             return
         self._last_s = now
@@ -197,6 +198,6 @@ class PlainProgress:
             print(what, file=self._file, flush=True)
             return
         left = ""
-        if done and self._start_s is not None:
-            left = f", {(now - self._start_s) / done * (total - done):.0f} s left"
+        if self._start_s is not None and done > self._done_before:
+            left = f", {(now - self._start_s) / (done - self._done_before) * (total - done):.0f} s left"
         print(f"{done}/{total} {what}{left}", file=self._file, flush=True)

@@ -101,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _layers(text: str) -> int | tuple[int, ...]:
     try:
-        numbers = tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.removesuffix(",").split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"not a number or a list of numbers: {text!r}") from None
     if len(numbers) == 1 and "," not in text:
