@@ -20,8 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from vllm_specplug.compare import statistics
 from vllm_specplug.compare.arms import Arm
+from vllm_specplug.compare.intervals import compare
 from vllm_specplug.compare.run import CompareSettings, run_and_show
 from vllm_specplug.compare.statistics import PromptSpeed
 from vllm_specplug.compare.workload import load_workload
@@ -65,7 +65,7 @@ def against_better_peer(report: Mapping[str, Any]) -> list[dict[str, Any]]:
             arm: {key: speed for key, speed in found.items() if category in (None, speed.category)}
             for arm, found in speeds.items()
         }
-        ratios = {peer: statistics.compare(chosen["prompt_lookup"], chosen[peer], seed=0) for peer in PEERS}
+        ratios = {peer: compare(chosen["prompt_lookup"], chosen[peer], seed=0) for peer in PEERS}
         better = min(ratios, key=lambda peer: ratios[peer].ratio)
         rows.append(
             {

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+def chat_tokens(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Token ids of a conversation in the chat template, up to where its answer begins.
+
+    Where there is no template: of the plain contents, with an empty line between two.
+
+    Args:
+        tokenizer: of transformers.
+        messages: each with `role` and `content`.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return list(tokenizer.encode("\n\n".join(message["content"] for message in messages)))
+    return list(
+        tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    )
 
 
 def as_user_messages(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
@@ -12,13 +30,4 @@ def as_user_messages(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     Args:
         tokenizer: of transformers.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        return [list(tokenizer.encode(text)) for text in texts]
-    return [
-        list(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        )
-        for text in texts
-    ]
+    return [chat_tokens(tokenizer, [{"role": "user", "content": text}]) for text in texts]

@@ -85,6 +85,18 @@ def _parser() -> argparse.ArgumentParser:
 
     command = _add(
         commands,
+        "report",
+        _report,
+        "show a report of `specplug compare` again, or several over time; hold it against gates",
+        """specplug report reports/demo.json --markdown demo.md --fail-if 'prompt_lookup.ratio.low < 1'
+  specplug report reports/monday.json reports/tuesday.json""",
+    )
+    from vllm_specplug import report_command
+
+    report_command.add_arguments(command)
+
+    command = _add(
+        commands,
         "convert-medusa",
         _convert_medusa,
         "Medusa heads from one layout to another: ours, vLLM's own, the Medusa authors'",
@@ -196,6 +208,12 @@ def _compare(parsed: argparse.Namespace) -> int:
     from vllm_specplug.compare import run
 
     return run.main(parsed)
+
+
+def _report(parsed: argparse.Namespace) -> int:
+    from vllm_specplug import report_command
+
+    return report_command.main(parsed)
 
 
 def _convert_medusa(parsed: argparse.Namespace) -> int:

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import LOOKUP
+from conftest import LOOKUP, MakeEngine
+from vllm import SamplingParams
 
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.page import render_page
@@ -46,6 +47,41 @@ def test_report_of_real_engines_is_valid_and_lossless_v1(tiny_text: str, prompts
     page = render_page(report)
     assert "prompt_lookup" in page
     assert "<script src" not in page
+
+
+def test_all_arms_get_later_turns_behind_the_answers_of_the_baseline_v1(
+    tiny_text: str, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    """The chat template of the target puts one content behind the other."""
+    conversations = {
+        str(number): (f"first {number}: " + "abc, " * (3 + number), f"second {number}: " + "abc, " * 3)
+        for number in range(3)
+    }
+    rows = [{"question_id": int(name), "category": "chat", "turns": turns} for name, turns in conversations.items()]
+    said = [{"role": "system", "content": "abc, abc, "}, {"role": "user", "content": "abc"}]
+    path = tmp_path / "question.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"id": "m", "messages": said, "max_tokens": 3}]))
+    arm = Arm("prompt_lookup", {"method": LOOKUP, "num_speculative_tokens": 4, "min_confidence": 0.0})
+    report = run_compare(tiny_text, [arm], load_workload(path), SETTINGS)
+    assert [report["lossless"]["prompt_lookup"][key] for key in ("prompts", "identical")] == [7, 7]
+    drafted = report["results"]["prompt_lookup"]["overall"]
+    assert drafted["num_draft_tokens"] > drafted["num_accepted_tokens"] > 0
+
+    found = {row["id"]: row for row in report["prompts"]}
+    assert list(found) == ["0.1", "0.2", "1.1", "1.2", "2.1", "2.2", "m"]
+    assert found["m"]["prompt_tokens"] == len("abc, abc, abc")
+    assert {run["output_tokens"] for runs in found["m"]["arms"].values() for run in runs} == {
+        len(found["m"]["output_token_ids"])
+    }
+    assert 1 <= len(found["m"]["output_token_ids"]) <= 3
+    plain = make_engine(model=tiny_text)
+    tokenizer = plain.llm.get_tokenizer()
+    for name, (first, second) in conversations.items():
+        answer = tokenizer.decode(found[f"{name}.1"]["output_token_ids"], skip_special_tokens=True)
+        prompt = tokenizer.encode(first + answer + second)
+        assert found[f"{name}.2"]["prompt_tokens"] == len(prompt)
+        params = SamplingParams(temperature=0, max_tokens=SETTINGS.max_tokens, detokenize=False)
+        assert plain.tokens([prompt], params) == [found[f"{name}.2"]["output_token_ids"]]
 
 
 def test_arm_that_cannot_start_is_named_and_nothing_is_left_v1(tiny_text: str, prompts: Path) -> None:

@@ -9,12 +9,13 @@ import pytest
 from conftest import Engine, MakeEngine
 from vllm import SamplingParams
 
-from vllm_specplug.compare.workload import Prompt, load_workload
-from vllm_specplug.demo import MEDUSA, PROMPT_LOOKUP
+from vllm_specplug.compare.prompt import Prompt
+from vllm_specplug.compare.workload import load_workload
+from vllm_specplug.demo import demo_arms
 from vllm_specplug.demo_model import demo_model_path
 
 GREEDY = SamplingParams(temperature=0, max_tokens=32)
-CONFIGS = pytest.mark.parametrize("config", [PROMPT_LOOKUP, MEDUSA], ids=["prompt_lookup", "medusa"])
+NAMES = pytest.mark.parametrize("name", ["prompt_lookup", "medusa", "draft_model"])
 
 
 def engine_of(make_engine: MakeEngine, config: dict[str, Any] | None) -> Engine:
@@ -22,8 +23,9 @@ def engine_of(make_engine: MakeEngine, config: dict[str, Any] | None) -> Engine:
 
 
 def assert_identical(
-    make_engine: MakeEngine, config: dict[str, Any], prompts: Sequence[Prompt], batch_sizes: Sequence[int], enough: int
+    make_engine: MakeEngine, name: str, prompts: Sequence[Prompt], batch_sizes: Sequence[int], enough: int
 ) -> None:
+    config = next(arm.speculative_config for arm in demo_arms(demo_model_path()) if arm.name == name)
     plain, drafting = engine_of(make_engine, None), engine_of(make_engine, config)
     tokenizer = plain.llm.get_tokenizer()
     token_ids = [
@@ -45,15 +47,15 @@ def assert_identical(
         drafting.new_counts().assert_enough(enough, enough)
 
 
-@CONFIGS
-def test_8_shipped_prompts_are_token_identical_v1(make_engine: MakeEngine, config: dict[str, Any]) -> None:
-    assert_identical(make_engine, config, load_workload(limit=1).prompts[:8], [8], enough=50)
+@NAMES
+def test_8_shipped_prompts_are_token_identical_v1(make_engine: MakeEngine, name: str) -> None:
+    assert_identical(make_engine, name, load_workload(limit=1).prompts[:8], [8], enough=50)
 
 
-@CONFIGS
+@NAMES
 @pytest.mark.slow
-def test_all_shipped_prompts_are_token_identical_v1(make_engine: MakeEngine, config: dict[str, Any]) -> None:
+def test_all_shipped_prompts_are_token_identical_v1(make_engine: MakeEngine, name: str) -> None:
     """One at a time and eight at a time, where a prompt is read in the same step as others are answered."""
     prompts = load_workload().prompts
     assert len(prompts) == 80
-    assert_identical(make_engine, config, prompts, [1, 8], enough=500)
+    assert_identical(make_engine, name, prompts, [1, 8], enough=500)

@@ -14,9 +14,10 @@ from vllm_specplug.compare import lossless
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.engine import EngineProcess, last_error_line, running
 from vllm_specplug.compare.measure import MAX_WARM_UP_ROUNDS, Answer, Block, measure, measure_within, warm_up
+from vllm_specplug.compare.prompt import Prompt
 from vllm_specplug.compare.run import CompareSettings, engine_arguments
 from vllm_specplug.compare.worker import _gained
-from vllm_specplug.compare.workload import Prompt, Workload
+from vllm_specplug.compare.workload import Workload
 from vllm_specplug.errors import CompareError
 
 
@@ -46,6 +47,20 @@ def test_arms_run_a_b_b_a_for_each_prompt() -> None:
     assert "".join(calls) == "ABBA" + "ABBA"
     calls, _ = run_measure("ABC", [[Prompt("p", "x", "")]])
     assert "".join(calls) == "ABCCBA"
+
+
+def test_prompt_with_a_limit_of_its_own_is_answered_within_it() -> None:
+    limits: list[list[int]] = []
+
+    class Noting(FakeEngine):
+        def request(self, op: str, **args: Any) -> Any:
+            limits.append(args["max_tokens"])
+            return super().request(op, **args)
+
+    prompts = [Prompt("p", "x", ""), Prompt("q", "x", "", max_tokens=1)]
+    measure({"A": Noting("A", [])}, [prompts], {"p": [5], "q": [6]}, 8, 1, lambda what, done, total: None)
+    warm_up(Noting("A", []), [[5], [6]], 8)
+    assert limits == [[8, 1], *[[8]] * 4]
 
 
 def test_every_answer_is_written_down_once() -> None:

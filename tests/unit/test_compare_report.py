@@ -18,10 +18,11 @@ from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.lossless import Difference
 from vllm_specplug.compare.measure import Answer, Block, DraftCounts
 from vllm_specplug.compare.page import render_page
+from vllm_specplug.compare.prompt import Prompt
 from vllm_specplug.compare.report import Measured, build_report
 from vllm_specplug.compare.report_format import read_report, validate, write_report, write_text
 from vllm_specplug.compare.terminal import PlainProgress, notes, print_report
-from vllm_specplug.compare.workload import Prompt, Workload
+from vllm_specplug.compare.workload import Workload
 from vllm_specplug.errors import CompareError
 
 EVIL = "<script>alert('x')</script>"

@@ -43,8 +43,8 @@ def test_blocks_never_mix_categories() -> None:
     [
         ('{"prompt": "x", ', "p.jsonl:3: not JSON (Expecting property name enclosed in double quotes at column 17)"),
         ("[1]", "p.jsonl:3: expected a JSON object, found list"),
-        ('{"category": "chat"}', "p.jsonl:3: key 'prompt' is missing; expected 'prompt' and 'category'"),
-        ('{"prompt": "x"}', "p.jsonl:3: key 'category' is missing; expected 'prompt' and 'category'"),
+        ('{"category": "chat"}', "p.jsonl:3: key 'prompt' is missing; expected 'prompt', 'messages' or 'turns'"),
+        ('{"prompt": "x", "category": ""}', "p.jsonl:3: 'category' must be a text that is not empty, found ''"),
         ('{"prompt": 7, "category": "chat"}', "p.jsonl:3: 'prompt' must be a text that is not empty, found 7"),
         ('{"prompt": "x", "category": "c", "id": 3}', "p.jsonl:3: 'id' must be a text that is not empty, found 3"),
         ('{"prompt": "x", "category": "c", "id": "line-1"}', "p.jsonl:3: id 'line-1' was used in line 1 already"),
@@ -66,12 +66,50 @@ def test_unusual_line_separators_inside_a_text_do_not_split_a_line(tmp_path: Pat
 def test_what_selects_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CompareError, match="unknown category 'math' in specplug-v1; it has: copying, "):
         load_workload(categories=["math"])
+    with pytest.raises(CompareError, match="unknown category '' in specplug-v1; it has: copying, "):
+        load_workload(categories=[""])
+    with pytest.raises(CompareError, match="no category is asked for; name some of specplug-v1, which has: copying, "):
+        load_workload(categories=[])
     with pytest.raises(CompareError, match="a limit of 0 prompts"):
         load_workload(limit=0)
     with pytest.raises(CompareError, match="holds no prompts"):
         load_workload(write(tmp_path / "empty.jsonl", ""))
     with pytest.raises(CompareError, match="No such file"):
         load_workload(tmp_path / "absent.jsonl")
+
+
+def log(*arrivals: str) -> list[str]:
+    """A line for each time, which is written as it is; "" leaves the key out."""
+    return [f'{{"prompt": "x", "arrival_s": {time}}}' if time else '{"prompt": "x"}' for time in arrivals]
+
+
+def test_arrivals_are_those_of_the_log_also_after_a_selection(tmp_path: Path) -> None:
+    lines = log("0", "0.5", "0.5", "2e1")
+    lines[1] = lines[1].replace("{", '{"category": "rare", ')
+    path = write(tmp_path / "p.jsonl", *lines)
+    assert load_workload(path).arrivals() == (0.0, 0.5, 0.5, 20.0)
+    assert load_workload(path, ["all"], limit=2).arrivals() == (0.0, 0.5)
+    assert load_workload().arrivals() is None
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "message"),
+    [
+        (("1", ""), "p.jsonl:2: 'arrival_s' is missing, but line 1 has it; all lines have it or none"),
+        (("", "", "1"), "p.jsonl:3: has 'arrival_s', but line 2 has none; all lines have it or none"),
+        (("1", "2.5", "2"), "p.jsonl:3: 'arrival_s' is 2.0, less than the 2.5 of line 2; sort the lines by it"),
+        (("-1",), "p.jsonl:1: 'arrival_s' must be a number of seconds, 0 or more, found -1"),
+        (("NaN",), "p.jsonl:1: 'arrival_s' must be a number of seconds, 0 or more, found nan"),
+        (("1e999",), "p.jsonl:1: 'arrival_s' must be a number of seconds, 0 or more, found inf"),
+        (("1" + 400 * "0",), "p.jsonl:1: 'arrival_s' must be a number of seconds, 0 or more, found 1000000"),
+        (("true",), "p.jsonl:1: 'arrival_s' must be a number of seconds, 0 or more, found True"),
+        (('"1"',), "p.jsonl:1: 'arrival_s' must be a number of seconds, 0 or more, found '1'"),
+    ],
+)
+def test_log_that_cannot_be_replayed_is_refused(tmp_path: Path, arrivals: tuple[str, ...], message: str) -> None:
+    with pytest.raises(CompareError) as caught:
+        load_workload(write(tmp_path / "p.jsonl", *log(*arrivals)))
+    assert message in str(caught.value)
 
 
 def test_arm_is_a_name_and_a_config() -> None:

@@ -168,6 +168,7 @@ def test_a_stored_draft_is_a_model_of_transformers(target: Path, tmp_path: Path)
         assert torch.equal(loaded.state_dict()[name], tensor.bfloat16().float()), name
     assert draft_vocab.find(None, str(tmp_path / "draft"), VOCAB) == [1, 5, 9]
     assert json.loads((tmp_path / "draft" / "distilled.json").read_text()) == {"made_by": "a test"}
+    assert str(target) not in (tmp_path / "draft" / "config.json").read_text()  # no place of this machine
 
 
 def test_a_draft_without_embeddings_and_its_target_are_a_whole_draft(target: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_specplug.errors import CompareError
@@ -54,6 +54,14 @@ def parse_arm(text: str) -> Arm:
     return Arm(name, config or None, engine_args)
 
 
+def with_second_baseline(arms: Sequence[Arm], baseline: str = BASELINE) -> list[Arm]:
+    """The arms and a copy of the baseline, `NAME_again`: whatever it is found to differ by is noise."""
+    default = Arm(BASELINE) if baseline == BASELINE else None
+    found = next((arm for arm in arms if arm.name == baseline), default)
+    # A baseline that does not exist is for `with_baseline` to refuse.
+    return list(arms) if found is None else [*arms, replace(found, name=f"{baseline}_again")]
+
+
 def with_baseline(arms: Sequence[Arm], baseline: str = BASELINE) -> list[Arm]:
     """The arms with the one they are compared against in front.
 
@@ -73,5 +81,5 @@ def with_baseline(arms: Sequence[Arm], baseline: str = BASELINE) -> list[Arm]:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise CompareError(f"the baseline {baseline!r} is not among the arms: {', '.join(names)}.{hint}")
     if len(arms) < 2:
-        raise CompareError("one arm alone cannot be compared; add another with --arm NAME=JSON")
+        raise CompareError("one arm alone cannot be compared; add another with --arm NAME=JSON or --aa")
     return sorted(arms, key=lambda arm: arm.name != baseline)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from vllm_specplug.compare.workload import Prompt
+from vllm_specplug.compare.prompt import Prompt
 
 MAX_WARM_UP_ROUNDS = 6
 SETTLED = 0.9
@@ -104,7 +104,7 @@ def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -
     while rounds < MAX_WARM_UP_ROUNDS:
         rounds += 1
         seconds = sum(
-            engine.request("generate", prompts=[prompt], max_tokens=max_tokens)["seconds"]
+            engine.request("generate", prompts=[prompt], max_tokens=[max_tokens])["seconds"]
             for prompt in (ordered[0], ordered[-1])
         )
         if seconds > SETTLED * fastest:
@@ -126,6 +126,7 @@ def measure(
     Args:
         engines: by arm name, in order.
         token_ids: by prompt id.
+        max_tokens: output tokens of an answer at most, where the prompt has no limit of its own.
     Returns:
         By arm name, in the order they ran.
     """
@@ -137,7 +138,9 @@ def measure(
             for name in names if pass_index % 2 == 0 else reversed(names):
                 progress(f"{name} · {prompts[0].category}", done, total)
                 raw = engines[name].request(
-                    "generate", prompts=[list(token_ids[prompt.id]) for prompt in prompts], max_tokens=max_tokens
+                    "generate",
+                    prompts=[list(token_ids[prompt.id]) for prompt in prompts],
+                    max_tokens=[prompt.output_limit(max_tokens) for prompt in prompts],
                 )
                 results[name].append(_block(raw, prompts, pass_index))
                 done += 1

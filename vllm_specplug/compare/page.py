@@ -212,10 +212,11 @@ def _token(token: int | None) -> str:
     return "(end)" if token is None else str(token)
 
 
-def _provenance(report: Mapping[str, Any]) -> str:
+def provenance_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of versions, machine and settings; not escaped."""
     provenance, machine = report["provenance"], report["provenance"]["machine"]
     commit = provenance["commit"] or "unknown"
-    entries = [
+    return [
         ("vllm-specplug", f"{provenance['specplug']}, commit {commit}{', changed' if provenance.get('dirty') else ''}"),
         ("target", str(report["target"])),
         ("vLLM, torch, Python", ", ".join(str(provenance.get(key, "-")) for key in ("vllm", "torch", "python"))),
@@ -226,9 +227,12 @@ def _provenance(report: Mapping[str, Any]) -> str:
         ("settings", json.dumps(report["settings"])),
         *((f"arm {arm['name']}", json.dumps(_arm_config(arm))) for arm in report["arms"]),
     ]
+
+
+def _provenance(report: Mapping[str, Any]) -> str:
     rows = "".join(
         f'<tr><th scope="row">{escape(key)}</th><td class="free"><code>{escape(value)}</code></td></tr>'
-        for key, value in entries
+        for key, value in provenance_rows(report)
     )
     return (
         '<h2>How it was measured</h2><div class="scroll"><table><caption>Versions, machine and settings</caption>'

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm_specplug import theory
-from vllm_specplug.compare import lossless, statistics
+from vllm_specplug.compare import lossless, noise, statistics
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.lossless import Difference
 from vllm_specplug.compare.measure import Block
 from vllm_specplug.compare.report_format import SCHEMA
-from vllm_specplug.compare.statistics import PromptSpeed
+from vllm_specplug.compare.verdicts import Rule, compared, decide
 from vllm_specplug.compare.workload import Workload
 
 METRIC = "output_tokens_per_s"
@@ -50,7 +50,11 @@ def build_report(measured: Measured) -> dict[str, Any]:
         for name, found in answers.items()
     }
     results = {arm.name: _results(measured.blocks[arm.name], measured.workload.categories) for arm in arms}
-    comparisons = [_comparison(measured, name, looping[baseline]) for name in others]
+    seed, margin = measured.settings["seed"], measured.settings["margin"]
+    floors = {arm.name: noise.noise_floor(measured.blocks[arm.name], seed) for arm in arms}
+    too_noisy = noise.too_noisy(floors[baseline], margin)
+    rule = Rule(seed, margin, too_noisy is not None)
+    comparisons = [_comparison(measured, name, looping[baseline], rule) for name in others]
     return {
         "schema": SCHEMA,
         "provenance": dict(measured.provenance),
@@ -69,6 +73,9 @@ def build_report(measured: Measured) -> dict[str, Any]:
         "comparisons": comparisons,
         "lossless": {name: _lossless(measured, name) for name in others},
         "loops": {arm.name: {"prompts": len(answers[arm.name]), "looping": len(looping[arm.name])} for arm in arms},
+        "noise": {name: None if floor is None else asdict(floor) for name, floor in floors.items()},
+        "too_noisy": too_noisy is not None,
+        "too_noisy_reason": too_noisy,
         "repeats": {arm.name: _repeats(measured.blocks[arm.name]) for arm in arms},
         "theory": {
             comparison["arm"]: {
@@ -114,38 +121,22 @@ def _results(blocks: Sequence[Block], categories: Sequence[str]) -> dict[str, An
     }
 
 
-def _comparison(measured: Measured, name: str, looping: Collection[str]) -> dict[str, Any]:
+def _comparison(measured: Measured, name: str, looping: Collection[str], rule: Rule) -> dict[str, Any]:
     arm = statistics.prompt_speeds(measured.blocks[name])
     baseline = statistics.prompt_speeds(measured.blocks[measured.baseline])
-    seed, margin = measured.settings["seed"], measured.settings["margin"]
 
-    def ratio(prompt_ids: Collection[str]) -> dict[str, Any] | None:
-        if not prompt_ids:
-            return None
-        chosen: dict[str, PromptSpeed] = {key: speed for key, speed in baseline.items() if key in prompt_ids}
-        found = statistics.compare(arm, chosen, seed)
-        return {
-            "prompts": len(chosen),
-            "ratio": found.ratio,
-            "ci95": None if found.ci95 is None else list(found.ci95),
-            "resampled": found.resampled,
-            "verdict": statistics.verdict(found.ci95, margin),
-        }
+    def part(prompt_ids: Collection[str]) -> dict[str, Any] | None:
+        chosen = {key: speed for key, speed in baseline.items() if key in prompt_ids}
+        return compared(arm, chosen, rule) if chosen else None
 
-    overall = ratio(baseline.keys())
-    assert overall is not None
     return {
         "arm": name,
         "against": measured.baseline,
         "metric": METRIC,
-        **overall,
-        "margin": margin,
-        "categories": {
-            category: ratio({key for key, speed in baseline.items() if speed.category == category})
-            for category in measured.workload.categories
-        },
-        "looping": ratio(set(looping)),
-        "not_looping": ratio(baseline.keys() - set(looping)),
+        **decide(arm, baseline, rule),
+        "margin": rule.margin,
+        "looping": part(looping),
+        "not_looping": part(baseline.keys() - set(looping)),
     }
 
 

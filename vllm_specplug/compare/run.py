@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vllm_specplug.compare import lossless, provenance
-from vllm_specplug.compare.arms import BASELINE, Arm, parse_arm, with_baseline
+from vllm_specplug.compare import lossless, outputs, provenance
+from vllm_specplug.compare.arms import BASELINE, Arm, parse_arm, with_baseline, with_second_baseline
 from vllm_specplug.compare.engine import EngineProcess, on_cpu, running
+from vllm_specplug.compare.gate import Gate, check_gates, exit_code, parse_gates
 from vllm_specplug.compare.measure import Progress, measure, measure_within, warm_up
-from vllm_specplug.compare.page import render_page
+from vllm_specplug.compare.outputs import Outputs, show_report
+from vllm_specplug.compare.power import check_effect
+from vllm_specplug.compare.prompt_tokens import find_tokens
+from vllm_specplug.compare.quantity import Known
 from vllm_specplug.compare.report import Measured, build_report
-from vllm_specplug.compare.report_format import check_writable, write_report, write_text
-from vllm_specplug.compare.terminal import print_report, show_progress
+from vllm_specplug.compare.report_format import check_writable, write_report
+from vllm_specplug.compare.terminal import power_lines, show_progress
 from vllm_specplug.compare.workload import Workload, load_workload
 from vllm_specplug.errors import CompareError
 
@@ -44,7 +47,7 @@ class CompareSettings:
 
     dtype: str = "bfloat16"
     max_tokens: int = 128
-    """Output tokens of an answer at most."""
+    """Output tokens of an answer at most; a prompt's own limit wins."""
     max_model_len: int | None = None
     """None: as vLLM decides."""
     enforce_eager: bool = False
@@ -101,10 +104,10 @@ def run_compare(
     with running(arms) as processes:
         engines = {process.arm.name: process for process in processes}
         infos = _start(model, processes, settings, progress)
-        texts = [prompt.text for prompt in workload.prompts]
-        tokenized = engines[baseline].request("tokenize", texts=texts)
-        token_ids = {prompt.id: ids for prompt, ids in zip(workload.prompts, tokenized, strict=True)}
-        _check_lengths(token_ids, settings.max_tokens, infos)
+        max_model_len = min(info["max_model_len"] for info in infos.values())
+        token_ids = find_tokens(
+            engines[baseline], workload.prompts, settings.max_tokens, max_model_len, settings.batch_size, progress
+        )
         for name, engine in engines.items():
             progress(f"{name} · warm-up", 0, 0)
             warm_up(engine, list(token_ids.values()), settings.max_tokens)
@@ -198,16 +201,6 @@ def _start(
     return infos
 
 
-def _check_lengths(token_ids: Mapping[str, Sequence[int]], max_tokens: int, infos: Mapping[str, Any]) -> None:
-    limit = min(info["max_model_len"] for info in infos.values())
-    longest = max(token_ids, key=lambda prompt_id: len(token_ids[prompt_id]))
-    if len(token_ids[longest]) + max_tokens > limit:
-        raise CompareError(
-            f"prompt {longest!r} has {len(token_ids[longest])} tokens; with {max_tokens} output tokens it does not "
-            f"fit into a model length of {limit}: lower --max-tokens, raise --max-model-len or leave it out"
-        )
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `specplug compare`."""
     defaults = CompareSettings()
@@ -215,13 +208,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arm",
         action="append",
-        required=True,
+        default=[],
         metavar="NAME=JSON",
         help="what to compare: a name and a speculative config, or null for none; its key 'engine_args' holds further "
         "arguments of vllm.LLM; may be repeated",
     )
+    parser.add_argument("--aa", action="store_true", help="add the baseline again, as an arm: what noise alone does")
     parser.add_argument("--baseline", default=BASELINE, metavar="NAME", help="arm to compare with (%(default)s)")
-    parser.add_argument("--prompts", metavar="FILE", help="JSONL with 'prompt' and 'category' (default: shipped set)")
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="JSONL with 'prompt' or 'messages', or Spec-Bench's question.jsonl (default: shipped set)",
+    )
     parser.add_argument("--category", nargs="+", metavar="C", help="use these categories only")
     parser.add_argument("--limit", type=int, metavar="N", help="use the first N prompts of each category")
     parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens, metavar="N", help="(%(default)s)")
@@ -230,17 +228,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="prompts at once (%(default)s)")
     parser.add_argument("--passes", type=int, default=defaults.num_passes, metavar="N", help="(%(default)s)")
     parser.add_argument("--budget-s", type=float, metavar="S", help="use as many prompts as S seconds allow")
+    parser.add_argument("--power", type=float, metavar="EFFECT", help="say how many prompts find it; 0.05: 5 %% faster")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument("--enforce-eager", action="store_true", help="no torch.compile: starts in seconds")
     parser.add_argument("--kv-cache-gib", type=float, default=defaults.kv_cache_gib, help="on a CPU (%(default)s)")
     parser.add_argument("--out", metavar="FILE", help="write the report as JSON")
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML page")
+    outputs.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the report as one JSON line last on stdout")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run `specplug compare`. Tables go to stdout, or to stderr with --json.
 
+    Returns:
+        0; with gates 1 when one failed, 2 when one cannot be told.
     Raises:
         CompareError: for the caller to print.
     """
@@ -255,12 +257,30 @@ def main(args: argparse.Namespace) -> int:
         budget_s=args.budget_s,
         seed=args.seed,
     )
+    if args.power is not None:
+        check_effect(args.power)
     arms = [parse_arm(text) for text in args.arm]
+    if args.aa:
+        arms = with_second_baseline(arms, args.baseline)
     workload = load_workload(args.prompts, args.category, args.limit)
-    run_and_show(
-        args.model, arms, workload, settings, baseline=args.baseline, out=args.out, html=args.html, as_json=args.json
+    names = tuple(arm.name for arm in with_baseline(arms, args.baseline))
+    gates = parse_gates(args.fail_if, Known(names, workload.categories, args.baseline))
+    report = run_and_show(
+        args.model,
+        arms,
+        workload,
+        settings,
+        baseline=args.baseline,
+        out=args.out,
+        html=args.html,
+        markdown=args.markdown,
+        junit=args.junit,
+        gates=gates,
+        as_json=args.json,
     )
-    return 0
+    for line in [] if args.power is None else power_lines(report, args.power):
+        print(line, file=sys.stderr if args.json else sys.stdout)
+    return exit_code(check_gates(gates, report))
 
 
 def run_and_show(
@@ -272,23 +292,25 @@ def run_and_show(
     baseline: str = BASELINE,
     out: str | Path | None = None,
     html: str | Path | None = None,
+    markdown: str | Path | None = None,
+    junit: str | Path | None = None,
+    gates: Sequence[Gate] = (),
     as_json: bool = False,
 ) -> dict[str, Any]:
     """Compare with progress shown, write what is asked for, print the tables and, with `as_json`, the report last.
 
+    Args:
+        gates: shown in all outputs; what follows from them is for the caller (`gate.exit_code`).
     Raises:
         CompareError: the experiment cannot be run; nothing is written then.
     """
-    for path in (out, html):
-        if path:
-            check_writable(path)  # now, not after an hour of measuring
+    where = Outputs(html, markdown, junit, as_json)
+    where.check()  # now, not after an hour of measuring
+    if out:
+        check_writable(out)
     with show_progress() as progress:
         report = run_compare(model, arms, workload, settings, baseline=baseline, argv=sys.argv, progress=progress)
-    print_report(report, file=sys.stderr if as_json else sys.stdout)
     if out:
         write_report(report, out)
-    if html:
-        write_text(render_page(report), html)
-    if as_json:
-        print(json.dumps(report, ensure_ascii=False, allow_nan=False))
+    show_report(report, gates, where)
     return report

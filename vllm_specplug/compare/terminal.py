@@ -16,6 +16,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from vllm_specplug.compare.measure import Progress
+from vllm_specplug.compare.power import MAX_PROMPTS, check_effect, prompts_needed
 
 PLAIN_LINE_EVERY_S = 10.0
 PLAIN_WIDTH = 120
@@ -107,6 +108,11 @@ def _answers_cell(entry: Mapping[str, Any] | None) -> str:
 def notes(report: Mapping[str, Any]) -> list[str]:
     """What to know before believing the numbers, a sentence each."""
     lines: list[str] = []
+    if report.get("too_noisy"):
+        lines.append(
+            f"Too noisy to decide anything: {report['baseline']} {report['too_noisy_reason']}. Every verdict is "
+            "undecided; measure on a quieter machine or with more passes."
+        )
     loops = report["loops"][report["baseline"]]
     lines.append(
         f"{loops['looping']} of {loops['prompts']} answers of {report['baseline']} loop (over 15 % repeated 4-grams)."
@@ -118,6 +124,7 @@ def notes(report: Mapping[str, Any]) -> list[str]:
                 f"{name}: {ratio_text(comparison['looping'])} on looping answers, "
                 f"{ratio_text(comparison['not_looping'])} on the others."
             )
+        lines += _decision_notes(comparison)
         theory = report["theory"][name]
         if theory["draft_cost_ratio"] is not None:
             lines.append(
@@ -128,15 +135,61 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         different = report["lossless"][name]["different"]
         if different:
             lines.append(f"{name}: {different} answers differ from {comparison['against']} beyond rounding.")
-    repeats = {name: entry["last_pass_over_first"] for name, entry in report["repeats"].items()}
-    noise = [f"{name} {value:.2f}x" for name, value in repeats.items() if value is not None]
+    floors = report.get("noise", {})  # reports of former versions do not have it
+    noise = [f"{name} {ratio_text(floor)}" for name, floor in floors.items() if floor is not None]
     if noise:
-        lines.append(f"Noise: speed of the last pass over that of the first (1 without any): {', '.join(noise)}.")
+        lines.append(f"Noise: each arm's later passes over its earlier ones (1 without any): {', '.join(noise)}.")
     for name, entry in report["repeats"].items():
         changed = entry["prompts_answered_differently"]
         if changed:
             lines.append(f"{name}: answered {changed} prompts differently from pass to pass.")
     return lines
+
+
+def _decision_notes(comparison: Mapping[str, Any]) -> list[str]:
+    """What would decide an undecided comparison, and whether ranks agree with a decided one."""
+    name, lines = comparison["arm"], []
+    parts = {"overall": comparison, **comparison["categories"]}
+    needed = {part: found["prompts_to_decide"] for part, found in parts.items() if found.get("prompts_to_decide")}
+    if needed:
+        counts = ", ".join(f"{part} {number(count, 0)}" for part, count in needed.items())
+        lines.append(f"{name}: prompts that would decide what is undecided (90 % chance, rough): {counts}.")
+    ranks = comparison.get("wilcoxon")
+    if comparison["verdict"] in ("faster", "slower") and ranks is not None and ranks["p_value"] > 0.05:
+        lines.append(
+            f"{name}: {comparison['verdict']}, yet prompts taken by rank do not show it (Wilcoxon p = "
+            f"{ranks['p_value']:.2f}): few of them carry the difference."
+        )
+    return lines
+
+
+def power_lines(report: Mapping[str, Any], effect: float) -> list[str]:
+    """How many prompts would find an effect with 90 % power, a sentence per arm.
+
+    Args:
+        effect: change of speed, 0.05 for 5 % faster.
+    Raises:
+        CompareError: the effect is no change of speed.
+    """
+    check_effect(effect)
+    lines = []
+    for comparison in report["comparisons"]:
+        categories = comparison["categories"]
+        counts = {"over all categories": _needed(comparison, effect, 0.95, len(categories))}
+        # The level that Holm asks of the first category to be decided.
+        level = 1 - 0.05 / len(categories)
+        counts |= {category: _needed(part, effect, level, 1) for category, part in categories.items()}
+        found = ", ".join(f"{where} {count}" for where, count in counts.items())
+        lines.append(f"{comparison['arm']}: prompts that find {100 * effect:+g} % with 90 % power: {found}.")
+    return lines
+
+
+def _needed(comparison: Mapping[str, Any], effect: float, level: float, num_strata: int) -> str:
+    spread = comparison["log_ratio_sd"]
+    if spread is None:
+        return "unknown"
+    needed = prompts_needed(spread, effect, level=level, num_strata=num_strata)
+    return f"over {MAX_PROMPTS:,}" if needed is None else f"{needed:,}"
 
 
 def _cache_note(report: Mapping[str, Any], name: str) -> list[str]:

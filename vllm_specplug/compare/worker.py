@@ -14,12 +14,13 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm_specplug import metrics
-from vllm_specplug.chat import as_user_messages
+from vllm_specplug.chat import chat_tokens
+from vllm_specplug.errors import CompareError
 
 TOP_LOGPROBS = 20
 """vLLM's default upper limit; two tokens that nearly tie at the top are always among them."""
@@ -49,16 +50,40 @@ class Worker:
             "kv_cache": {"num_blocks": cache.num_gpu_blocks, "block_size": cache.block_size},
         }
 
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text as a user message in the chat template; plain text where there is no template."""
-        return as_user_messages(self.llm.get_tokenizer(), texts)
+    def tokenize(self, chats: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[str, list[int]]:
+        """Token ids of each conversation as `chat.chat_tokens` has them.
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[str, Any]:
+        Args:
+            chats: messages with `role` and `content`, by prompt id.
+        Raises:
+            CompareError: the tokenizer or its chat template refuses one, as some do with a system message.
+        """
+        tokenizer = self.llm.get_tokenizer()
+        found: dict[str, list[int]] = {}
+        for prompt_id, messages in chats.items():
+            try:
+                found[prompt_id] = chat_tokens(tokenizer, messages)
+            except Exception as error:
+                raise CompareError(
+                    f"prompt {prompt_id!r} is refused by the model's tokenizer or chat template "
+                    f"({type(error).__name__}: {error}); change its messages or leave it out"
+                ) from error
+        return found
+
+    def detokenize(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each answer, without special tokens such as the one that ends it."""
+        tokenizer = self.llm.get_tokenizer()
+        return [tokenizer.decode(list(token_ids), skip_special_tokens=True) for token_ids in answers]
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> dict[str, Any]:
         """Answer some prompts at once, greedily, and time every step.
 
         The engine is stepped by hand because its outputs tell neither how many steps an answer took nor how many
         tokens each step gave.
 
+        Args:
+            prompts: token ids.
+            max_tokens: output tokens at most, of each prompt.
         Returns:
             seconds: from handing in the first prompt to the end of the last answer; `outputs` in the order of the
             prompts (times in s from the same start; num_forwards: steps that gave tokens); `counts`: what vLLM's
@@ -67,12 +92,15 @@ class Worker:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA)
+        limits = [
+            SamplingParams(temperature=0.0, max_tokens=limit, output_kind=RequestOutputKind.DELTA)
+            for limit in max_tokens
+        ]
         engine = self.llm.llm_engine
         outputs: dict[str, dict[str, Any]] = {}
         before = self._counts()
         start = time.perf_counter()
-        for token_ids in prompts:
+        for token_ids, params in zip(prompts, limits, strict=True):
             name = f"specplug-{self._num_requests}"
             self._num_requests += 1
             outputs[name] = {"token_ids": [], "num_forwards": 0, "ttft_s": None, "e2e_s": None, "finish_reason": None}

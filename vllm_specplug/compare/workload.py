@@ -1,26 +1,18 @@
-"""The prompts of an experiment: where they come from and which of them are used. Knows no engine and no tokens."""
+"""The prompts of an experiment: which file they come from and which of them are used. Knows no engine and no tokens."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from vllm_specplug import jsonl
+from vllm_specplug.compare.prompt import Prompt
+from vllm_specplug.compare.prompt_lines import parse_lines
 from vllm_specplug.errors import CompareError
 
 SHIPPED_PROMPTS = Path(__file__).with_name("prompts") / "specplug-v1.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One user message."""
-
-    id: str
-    category: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +30,23 @@ class Workload:
         """In order of first appearance."""
         return tuple(dict.fromkeys(prompt.category for prompt in self.prompts))
 
+    def arrivals(self) -> tuple[float, ...] | None:
+        """When each prompt arrives, in seconds from the start of the log, never less than the one before; None: no log.
+
+        A selection keeps the times of the whole log.
+        """
+        times = tuple(prompt.arrival_s for prompt in self.prompts if prompt.arrival_s is not None)
+        return times or None
+
     def select(self, categories: Sequence[str] | None = None, limit: int | None = None) -> Workload:
-        """Keep some categories, and of each at most the first `limit` prompts.
+        """Keep some categories, and of each at most the first `limit` prompts; each turn of a conversation counts.
 
         Raises:
-            CompareError: a category does not exist, or the limit is below 1.
+            CompareError: a category does not exist, none is named, or the limit is below 1.
         """
+        if categories is not None and not categories:
+            known = ", ".join(self.categories)
+            raise CompareError(f"no category is asked for; name some of {self.name}, which has: {known}")
         if limit is not None and limit < 1:
             raise CompareError(f"a limit of {limit} prompts per category leaves nothing to measure; give 1 or more")
         for category in categories or ():
@@ -86,7 +89,8 @@ def load_workload(
 ) -> Workload:
     """Read prompts from a JSONL file, by default the set that is shipped.
 
-    Each line is an object with `prompt` and `category`; `id` is optional, other keys are ignored.
+    `prompt_lines` says what a line may hold: `prompt`, `messages`, or `turns` as in Spec-Bench's question.jsonl;
+    `category`, `id`, `max_tokens` and `arrival_s` are optional, other keys are ignored.
 
     Args:
         categories: keep these only; None keeps all.
@@ -96,26 +100,7 @@ def load_workload(
     """
     file = Path(path) if path is not None else SHIPPED_PROMPTS
     text = jsonl.read_text(file, "the prompts", CompareError)
-    prompts: list[Prompt] = []
-    first_line: dict[str, int] = {}
-    for number, row in jsonl.objects(text, file, CompareError, "a JSON object"):
-        prompt = _parse(row, f"{file}:{number}", default_id=f"line-{number}")
-        if prompt.id in first_line:
-            raise CompareError(f"{file}:{number}: id {prompt.id!r} was used in line {first_line[prompt.id]} already")
-        first_line[prompt.id] = number
-        prompts.append(prompt)
+    prompts = parse_lines(jsonl.objects(text, file, CompareError, "a JSON object"), str(file))
     if not prompts:
-        raise CompareError(f"{file} holds no prompts; expected one JSON object a line with 'prompt' and 'category'")
+        raise CompareError(f"{file} holds no prompts; expected one JSON object a line, with 'prompt' for example")
     return Workload(file.stem, hashlib.sha256(text.encode()).hexdigest(), tuple(prompts)).select(categories, limit)
-
-
-def _parse(row: Mapping[str, Any], where: str, default_id: str) -> Prompt:
-    for key in ("prompt", "category"):
-        if key not in row:
-            raise CompareError(f"{where}: key {key!r} is missing; expected 'prompt' and 'category'")
-        if not isinstance(row[key], str) or not row[key].strip():
-            raise CompareError(f"{where}: {key!r} must be a text that is not empty, found {row[key]!r}")
-    name = row.get("id", default_id)
-    if not isinstance(name, str) or not name:
-        raise CompareError(f"{where}: 'id' must be a text that is not empty, found {name!r}")
-    return Prompt(name, row["category"], row["prompt"])

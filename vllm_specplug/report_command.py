@@ -1,0 +1,116 @@
+"""`specplug report`: shows reports of `specplug compare` again, and several of them over time. Measures nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm_specplug.compare import history, history_show, outputs
+from vllm_specplug.compare.gate import Gate, check_gates, exit_code, parse_gates
+from vllm_specplug.compare.history import Entry
+from vllm_specplug.compare.junit import render_junit
+from vllm_specplug.compare.outputs import Outputs, show_report
+from vllm_specplug.compare.quantity import Known
+from vllm_specplug.compare.report_format import read_report, write_text
+from vllm_specplug.errors import CompareError
+
+#: Keys that showing needs and the format leaves to the writer.
+_SHOWN: Mapping[str, tuple[str, ...]] = {
+    "workload": ("name", "sha256", "prompts", "categories"),
+    "settings": ("max_tokens", "batch_size", "num_passes", "margin", "near_tie_tolerance"),
+    "loops": (),
+    "repeats": (),
+    "baseline": (),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `specplug report`."""
+    parser.add_argument("files", nargs="+", metavar="FILE", help="reports that `specplug compare --out` wrote")
+    outputs.add_arguments(parser)
+    parser.add_argument("--html", metavar="FILE", help="write it as one HTML page")
+    parser.add_argument("--json", action="store_true", help="print it as one JSON line last on stdout")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run `specplug report`. Gates and JUnit look at the newest report.
+
+    Returns:
+        0; with gates 1 when one failed, 2 when one cannot be told.
+    Raises:
+        CompareError: a file is no report, a gate is wrong, or a file cannot be written.
+    """
+    entries = [Entry(path, read_shown(path)) for path in args.files]
+    if len(entries) > 1:
+        entries = history.in_order(entries)
+    newest = entries[-1].report
+    gates = parse_gates(args.fail_if, Known.of(newest))
+    where = Outputs(args.html, args.markdown, args.junit, args.json)
+    where.check()
+    if len(entries) > 1:
+        _show_history(entries, gates, where)
+    else:
+        show_report(newest, gates, where)
+    return exit_code(check_gates(gates, newest))
+
+
+def read_shown(path: str) -> dict[str, Any]:
+    """Read a report that has all that tables and pages show.
+
+    Raises:
+        CompareError: it cannot be read, is not of this schema, or lacks something; naming the file.
+    """
+    remedy = "give a file that `specplug compare --out` wrote"
+    try:
+        report = read_report(path)
+    except CompareError as error:
+        raise CompareError(f"{path}: {error}; {remedy}") from error
+    for key, inner in _SHOWN.items():
+        if key not in report:
+            raise CompareError(f"{path}: {key} is missing, which is needed to show it; {remedy}")
+        for name in inner:
+            if not isinstance(report[key], dict) or name not in report[key]:
+                raise CompareError(f"{path}: {key}.{name} is missing, which is needed to show it; {remedy}")
+    _check_arms(report, path, remedy)
+    return report
+
+
+def _check_arms(report: Mapping[str, Any], path: str, remedy: str) -> None:
+    """Every comparison must have what stands beside it in the tables."""
+    baseline = report["baseline"]
+    if baseline not in report["results"]:
+        raise CompareError(f"{path}: baseline is {baseline!r}, which has no results; {remedy}")
+    for key in ("loops", "repeats"):
+        if not isinstance(report[key], dict) or baseline not in report[key]:
+            raise CompareError(f"{path}: {key}.{baseline} is missing, which is needed to show it; {remedy}")
+    for index, comparison in enumerate(report["comparisons"]):
+        for key in ("categories", "looping", "not_looping"):
+            if key not in comparison:
+                raise CompareError(
+                    f"{path}: comparisons[{index}].{key} is missing, which is needed to show it; {remedy}"
+                )
+        for section in ("lossless", "theory"):
+            if comparison["arm"] not in report[section]:
+                raise CompareError(f"{path}: {section}.{comparison['arm']} is missing; {remedy}")
+
+
+def _show_history(entries: Sequence[Entry], gates: Sequence[Gate], where: Outputs) -> None:
+    before, newest = entries[-2].report, entries[-1].report
+    outcomes = check_gates(gates, newest)
+    history_show.print_history(entries, sys.stderr if where.as_json else sys.stdout)
+    outputs.print_outcomes(outcomes, where)
+    if where.html:
+        write_text(history_show.history_page(entries), where.html)
+    if where.markdown:
+        write_text(history_show.history_markdown(entries, outcomes), where.markdown)
+    if where.junit:
+        write_text(render_junit(newest, outcomes), where.junit)
+    if where.as_json:
+        over_time = {
+            "reports": history.rows(entries),
+            "incomparable": history.incomparable(before, newest),
+            "changes": history.changes(before, newest),
+        }
+        outputs.print_json(over_time, outcomes)
