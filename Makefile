@@ -1,4 +1,5 @@
 # Reserved for later: test-versions, contract VERSION=x.y.z.
+# Tests run in as many processes as there are cores, up to 4, a file in one of them: engines are shared within it.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow lint bench clean
 MAKEFLAGS += --no-print-directory
@@ -13,7 +14,7 @@ demo: setup ## compare drafting with no drafting on a small real model: reports/
 	@.venv/bin/specplug demo
 
 test: setup ## the tests that pass in minutes
-	@.venv/bin/pytest
+	@.venv/bin/pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-slow: setup ## the tests marked slow
 	@.venv/bin/pytest -m slow

@@ -10,7 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.engine import on_cpu
+from vllm_specplug.demo_draft import demo_draft_path
 from vllm_specplug.demo_model import demo_model_path
 
 #: Copying from the prompt costs next to nothing, so it drafts far; one matching token is enough to try.
@@ -19,6 +21,9 @@ PROMPT_LOOKUP = {"method": "specplug:prompt_lookup", "num_speculative_tokens": 8
 #: Heads for the demo model, shipped with this package; how they were made stands beside them.
 MEDUSA_HEADS = Path(__file__).with_name("demo_heads")
 MEDUSA = {"method": "specplug:medusa", "model": str(MEDUSA_HEADS), "num_speculative_tokens": 3}
+
+#: Each of its tokens costs a pass, so it stops as soon as it doubts.
+DRAFT_MODEL = {"method": "specplug:draft_model", "num_speculative_tokens": 3, "min_confidence": 0.4}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +64,21 @@ def computes_bfloat16() -> bool:
     return any(flag in flags for flag in ("avx512f", "amx_bf16", " bf16", " i8mm"))
 
 
+def demo_arms(model: Path) -> list[Arm]:
+    """What the demo compares with no speculation.
+
+    Args:
+        model: directory of the demo model.
+    Raises:
+        ModelError: its draft cannot be made ready.
+    """
+    return [
+        Arm("prompt_lookup", PROMPT_LOOKUP),
+        Arm("medusa", MEDUSA),
+        Arm("draft_model", {**DRAFT_MODEL, "model": str(demo_draft_path(model))}),
+    ]
+
+
 def main(args: argparse.Namespace) -> int:
     """Run the demo.
 
@@ -67,7 +87,6 @@ def main(args: argparse.Namespace) -> int:
         CompareError: the experiment cannot be run.
     """
     from vllm_specplug.compare import run
-    from vllm_specplug.compare.arms import Arm
     from vllm_specplug.compare.workload import load_workload
 
     messages = sys.stderr if args.json else sys.stdout
@@ -90,7 +109,7 @@ def main(args: argparse.Namespace) -> int:
     )
     run.run_and_show(
         str(model),
-        [Arm("prompt_lookup", PROMPT_LOOKUP), Arm("medusa", MEDUSA)],
+        demo_arms(model),
         load_workload(None, None, args.limit),
         settings,
         out=out,

@@ -51,6 +51,7 @@ def write(directory: Path, draft: Draft, target: Path, provenance: Mapping[str, 
             save_file(files.packed(tensors), made / name, metadata={"format": "pt"})
         write_json(made / INDEX, _index(layers, embeddings))
         config = draft.model.config.to_dict()
+        config.pop("_name_or_path", None)  # a place on this machine
         config["dtype"] = "bfloat16"
         config["architectures"] = [type(draft.model).__name__]
         write_json(made / "config.json", config)
