@@ -19,7 +19,7 @@ NAMES = pytest.mark.parametrize("name", ["prompt_lookup", "medusa", "draft_model
 
 
 def engine_of(make_engine: MakeEngine, config: dict[str, Any] | None) -> Engine:
-    return make_engine(config, model=str(demo_model_path()), max_model_len=1024, kv_cache_memory_bytes=1 << 28)
+    return make_engine(config, model=str(demo_model_path()), max_model_len=1024, num_gpu_blocks_override=64)
 
 
 def assert_identical(
