@@ -34,8 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SpecplugError as error:
         print(f"specplug: error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("specplug: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        # A command that kept what it has done says how to go on.
+        print("; ".join(("specplug: interrupted", *map(str, stop.args))), file=sys.stderr)
         return 130
 
 

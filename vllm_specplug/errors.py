@@ -10,6 +10,7 @@ SpecplugError
 │   └── ShapeError
 ├── ModelError            a model or checkpoint is missing, unreadable or does not fit
 └── CompareError          an experiment cannot be run or read
+    └── EndpointError     a running endpoint that is to be compared did not answer as it should
 
 `ConfigError` is also a `ValueError`, because vLLM's callers treat a bad engine argument as one.
 Every message is one line: what, which value, what was expected, what to do.
@@ -56,3 +57,15 @@ class ModelError(SpecplugError):
 
 class CompareError(SpecplugError):
     """An experiment cannot be run, or its result cannot be read."""
+
+
+class EndpointError(CompareError):
+    """A running endpoint that is to be compared did not answer as it should.
+
+    Attributes:
+        kind: what errors are counted by, such as "timeout" or "http_500".
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind

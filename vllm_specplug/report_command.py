@@ -7,13 +7,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_specplug.compare import history, history_show, outputs
+from vllm_specplug.compare import asked, history, history_show, outputs
+from vllm_specplug.compare.asked import NOTHING_MORE, asked_for
 from vllm_specplug.compare.gate import Gate, check_gates, exit_code, parse_gates
 from vllm_specplug.compare.history import Entry
 from vllm_specplug.compare.junit import render_junit
 from vllm_specplug.compare.outputs import Outputs, show_report
 from vllm_specplug.compare.quantity import Known
-from vllm_specplug.compare.report_format import read_report, write_text
+from vllm_specplug.compare.report_format import check_writable, read_report, write_report, write_text
+from vllm_specplug.compare.vllm_bench_report import bench_report, parse_bench_arms
 from vllm_specplug.errors import CompareError
 
 #: Keys that showing needs and the format leaves to the writer.
@@ -28,7 +30,15 @@ _SHOWN: Mapping[str, tuple[str, ...]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `specplug report`."""
-    parser.add_argument("files", nargs="+", metavar="FILE", help="reports that `specplug compare --out` wrote")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="reports that `specplug compare --out` wrote")
+    parser.add_argument(
+        "--from-vllm-bench",
+        nargs="+",
+        metavar="NAME=FILE",
+        help="make a report of files that `vllm bench serve --save-result --save-detailed` wrote, the baseline first",
+    )
+    asked.add_arguments(parser)
+    parser.add_argument("--out", metavar="FILE", help="with --from-vllm-bench: write the report as JSON")
     outputs.add_arguments(parser)
     parser.add_argument("--html", metavar="FILE", help="write it as one HTML page")
     parser.add_argument("--json", action="store_true", help="print it as one JSON line last on stdout")
@@ -42,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         CompareError: a file is no report, a gate is wrong, or a file cannot be written.
     """
-    entries = [Entry(path, read_shown(path)) for path in args.files]
+    entries = _imported(args) if args.from_vllm_bench else _read(args)
     if len(entries) > 1:
         entries = history.in_order(entries)
     newest = entries[-1].report
@@ -54,6 +64,28 @@ def main(args: argparse.Namespace) -> int:
     else:
         show_report(newest, gates, where)
     return exit_code(check_gates(gates, newest))
+
+
+def _read(args: argparse.Namespace) -> list[Entry]:
+    if not args.files:
+        raise CompareError("no report is given; name files that `specplug compare --out` wrote, or --from-vllm-bench")
+    if args.out or asked_for(args) != NOTHING_MORE:
+        raise CompareError(
+            "--out, --slo and --gpu-hour-price make a new report, which takes --from-vllm-bench; for a report that is "
+            "there give them to `specplug compare`"
+        )
+    return [Entry(path, read_shown(path)) for path in args.files]
+
+
+def _imported(args: argparse.Namespace) -> list[Entry]:
+    if args.files:
+        raise CompareError(f"{args.files[0]!r} is no NAME=FILE; give reports or --from-vllm-bench, not both")
+    if args.out:
+        check_writable(args.out)
+    report = bench_report(parse_bench_arms(args.from_vllm_bench), asked_for(args), argv=sys.argv)
+    if args.out:
+        write_report(report, args.out)
+    return [Entry(args.out or "--from-vllm-bench", report)]
 
 
 def read_shown(path: str) -> dict[str, Any]:

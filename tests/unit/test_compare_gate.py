@@ -10,8 +10,11 @@ from test_compare_report import make_report
 
 from vllm_specplug import cli
 from vllm_specplug.compare import run
+from vllm_specplug.compare.asked import Asked
+from vllm_specplug.compare.cost import Price
 from vllm_specplug.compare.gate import Outcome, check_gate, check_gates, exit_code, parse_gate, parse_gates
 from vllm_specplug.compare.gate_syntax import split_gate
+from vllm_specplug.compare.goodput import parse_slo
 from vllm_specplug.compare.quantity import METRICS, Known, resolve
 from vllm_specplug.compare.report_format import validate
 from vllm_specplug.errors import CompareError
@@ -208,7 +211,7 @@ def numbers(value: Any, path: str = "") -> list[str]:
 
 def test_every_number_that_is_measured_of_an_arm_can_be_gated() -> None:
     """A field that is new in reports has to be added to `quantity`, or gates on it are refused."""
-    report = make_report()
+    report = make_report(asked=Asked(parse_slo("ttft_ms<200"), Price(2.0)))
     known = Known.of(report)
     names = [n for n in numbers(report["results"]["arm"]["overall"]) if not n.startswith("finish_reasons")]
     assert len(names) > 20

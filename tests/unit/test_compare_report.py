@@ -15,6 +15,7 @@ import pytest
 
 from vllm_specplug import atomic
 from vllm_specplug.compare.arms import Arm
+from vllm_specplug.compare.asked import NOTHING_MORE, Asked
 from vllm_specplug.compare.lossless import Difference
 from vllm_specplug.compare.measure import Answer, Block, DraftCounts
 from vllm_specplug.compare.page import render_page
@@ -42,7 +43,7 @@ def blocks(seconds: float, workload: Workload, num_forwards: int, last_token: in
     return found
 
 
-def make_report(drafts: bool = True, evil: str = "arm") -> dict[str, Any]:
+def make_report(drafts: bool = True, evil: str = "arm", asked: Asked = NOTHING_MORE) -> dict[str, Any]:
     names = [(f"{category}-{index}", category) for category in ("copying", "maths") for index in range(3)]
     workload = Workload("made-up", "0" * 64, tuple(Prompt(name, category, "text") for name, category in names))
     return build_report(
@@ -86,6 +87,7 @@ def make_report(drafts: bool = True, evil: str = "arm") -> dict[str, Any]:
                 "machine": {"cpu": evil},
                 "started_at": "2026-01-01T00:00:00+00:00",
             },
+            asked=asked,
         )
     )
 
@@ -148,6 +150,37 @@ def test_json_round_trip(tmp_path: Path) -> None:
         (("results", "arm", "categories", "maths", "ttft_ms", "p99"), "x", "results.arm.categories.maths.ttft_ms is {"),
         (("comparisons", 0, "verdict"), "better", "comparisons[0].verdict is 'better', expected one of 'faster', "),
         (("comparisons", 0, "ci95"), [2, 1], "comparisons[0].ci95 is [2, 1], expected [low, high] or null"),
+        (("comparisons", 0, "p_value"), 1.5, "comparisons[0].p_value is 1.5, expected a number from 0 to 1 or null"),
+        (
+            ("comparisons", 0, "wilcoxon"),
+            {"p_value": 1},
+            "comparisons[0].wilcoxon is {'p_value': 1}, expected 'p_value'",
+        ),
+        (
+            ("comparisons", 0, "prompts_to_decide"),
+            -1,
+            "comparisons[0].prompts_to_decide is -1, expected a count or null",
+        ),
+        (
+            ("comparisons", 0, "categories", "maths", "p_holm"),
+            "x",
+            "comparisons[0].categories.maths.p_holm is 'x', expected a number from 0 to 1 or null",
+        ),
+        (("noise", "arm"), {"ratio": 1.0, "ci95": [2, 1]}, "noise.arm is {'ratio': 1.0, 'ci95': [2, 1]}, expected "),
+        (("noise", "b"), None, "noise.b: no arm is called 'b'; arms: baseline, arm"),
+        (("noise",), None, "noise is None, expected an object"),
+        (("too_noisy",), 0, "too_noisy is 0, expected true or false"),
+        (("arms", 1, "kv_cache"), {"num_blocks": "9"}, "arms[1].kv_cache is {'num_blocks': '9'}, expected counts "),
+        (
+            ("results", "arm", "overall", "goodput"),
+            {"share": 2, "output_tokens_per_s": 1.0},
+            "results.arm.overall.goodput is {'share': 2, 'output_tokens_per_s': 1.0}, expected 'share' from 0 to 1 and",
+        ),
+        (
+            ("results", "arm", "categories", "maths", "cost_per_million_tokens"),
+            "1",
+            "results.arm.categories.maths.cost_per_million_tokens is '1', expected a number or null",
+        ),
         (("comparisons", 0, "against"), "b", "comparisons[0].against: no arm is called 'b'; arms: baseline, arm"),
         (("lossless", "arm", "identical"), 5, "lossless.arm: identical + near_ties + different is not prompts (6)"),
         (("theory", "arm", "predicted_speedup"), True, "theory.arm.predicted_speedup is True, expected a number or"),
@@ -162,6 +195,23 @@ def test_wrong_key_is_named(where: tuple[Any, ...], value: Any, message: str) ->
     with pytest.raises(CompareError) as caught:
         validate(report)
     assert str(caught.value).startswith(message)
+
+
+def test_report_of_a_former_version_is_valid_without_the_keys_it_did_not_have() -> None:
+    report = make_report()
+    for key in ("noise", "too_noisy", "too_noisy_reason", "asked"):
+        del report[key]
+    for arm in report["arms"]:
+        del arm["kv_cache"]
+    for result in report["results"].values():
+        for part in (result["overall"], *result["categories"].values()):
+            del part["goodput"], part["cost_per_million_tokens"]
+    for part in (report["comparisons"][0], *report["comparisons"][0]["categories"].values()):
+        for key in ("p_value", "p_holm", "wilcoxon", "prompts_to_decide"):
+            part.pop(key, None)
+    validate(report)
+    render_page(report)
+    print_report(report, io.StringIO())
 
 
 @pytest.mark.parametrize("key", ["schema", "provenance", "target", "arms", "results", "comparisons", "lossless"])

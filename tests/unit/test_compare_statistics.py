@@ -82,6 +82,22 @@ def test_acceptance_numbers_by_hand() -> None:
     assert result["output_tokens_per_s"] == pytest.approx(10.0)
 
 
+def test_drafts_behind_a_stop_are_accepted_but_not_emitted() -> None:
+    """Five drafts whose third ends the answer: vLLM accepts all five, the user gets three.
+
+    The prompt's step gives one token, the next one 5 + 1, cut to 3: four tokens in two steps, so two came without a
+    step of their own. The third draft stands for the target's own token, which fell behind the stop.
+    """
+    stopped = Answer("p", 0, (7, 8, 9, 2), 2, 0.1, 0.2, "stop")
+    drafts = DraftCounts(num_drafts=1, num_draft_tokens=5, num_accepted_tokens=5, accepted_per_position=(1,) * 5)
+    result = statistics.summarise([block("a", 1.0, stopped, drafts=drafts)])
+    assert result["output_tokens"] == 4
+    assert result["num_accepted_tokens"] == 5
+    assert result["num_emitted_accepted_tokens"] == 2
+    assert result["tokens_per_forward"] == pytest.approx(4 / 2)  # with vLLM's count it would be 4 / (4 - 5)
+    assert result["finish_reasons"] == {"stop": 1}
+
+
 @pytest.mark.parametrize("drafts", [None, DraftCounts(0, 0, 0, (0, 0))])
 def test_arm_without_drafts_has_null_not_zero(drafts: DraftCounts | None) -> None:
     result = statistics.summarise([block("a", 2.0, answer("p", 20, 20), drafts=drafts)])

@@ -15,9 +15,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vllm_specplug.compare.arms import Arm
+from vllm_specplug.compare.endpoint import DEFAULT_SETTINGS, EndpointArm, EndpointSettings
 from vllm_specplug.cpu_preload import cpu_environment
 from vllm_specplug.errors import CompareError
 
@@ -57,6 +58,17 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         # Intel's OpenMP spins for 200 ms after each region by default, which would slow the next arm's first steps.
         env.setdefault("KMP_BLOCKTIME", "5")
     return env
+
+
+class RunningArm(Protocol):
+    """What both kinds of arms answer: an engine of our own in a child process, and a server that runs already."""
+
+    @property
+    def arm(self) -> Arm: ...
+
+    def request(self, op: str, **args: Any) -> Any: ...
+
+    def close(self) -> None: ...
 
 
 class EngineProcess:
@@ -137,13 +149,19 @@ class EngineProcess:
 
 
 @contextlib.contextmanager
-def running(arms: Sequence[Arm]) -> Iterator[list[EngineProcess]]:
-    """One process per arm; all are ended on the way out, their logs are kept only after an error."""
+def running(arms: Sequence[Arm], endpoint_settings: EndpointSettings = DEFAULT_SETTINGS) -> Iterator[list[RunningArm]]:
+    """One process per arm of ours; all are ended on the way out, their logs are kept only after an error.
+
+    Servers that run already are only connected to.
+    """
     folder = Path(tempfile.mkdtemp(prefix="specplug-compare-"))
-    engines: list[EngineProcess] = []
+    engines: list[RunningArm] = []
     try:
         for arm in arms:
-            engines.append(EngineProcess(arm, folder))
+            if arm.endpoint is None:
+                engines.append(EngineProcess(arm, folder))
+            else:
+                engines.append(EndpointArm(arm, endpoint_settings))
         yield engines
     finally:
         for engine in engines:

@@ -111,7 +111,8 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     for name in new:
         if name in old:
             lines += _arm_changes(name, old[name], new[name])
-            different = [report["lossless"][name]["different"] for report in (before, after)]
+            found = [report["lossless"][name] for report in (before, after)]
+            different = [None if entry is None else entry["different"] for entry in found]
             if different[0] != different[1]:
                 lines.append(f"{name}: answers that differ beyond rounding: {different[0]} -> {different[1]}")
     return lines
@@ -145,7 +146,8 @@ def _workload(report: Mapping[str, Any]) -> dict[str, Any]:
 def _arms(report: Mapping[str, Any]) -> dict[str, Any]:
     """Configurations as text, by name."""
     return {
-        arm["name"]: json.dumps([arm["speculative_config"], arm.get("engine_args") or {}]) for arm in report["arms"]
+        arm["name"]: json.dumps(arm.get("endpoint") or [arm["speculative_config"], arm.get("engine_args") or {}])
+        for arm in report["arms"]
     }
 
 

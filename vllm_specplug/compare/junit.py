@@ -47,6 +47,10 @@ def _lossless(report: Mapping[str, Any]) -> list[ElementTree.Element]:
     cases = []
     for arm, entry in report["lossless"].items():
         case = _case("specplug.lossless", f"{arm} answers as {report['baseline']} does")
+        cases.append(case)
+        if entry is None:
+            ElementTree.SubElement(case, "skipped", {"message": "answers were not compared"})
+            continue
         line = (
             f"{entry['different']} of {entry['prompts']} answers differ beyond rounding, {entry['near_ties']} part at "
             f"a near tie, {entry['identical']} are identical"
@@ -57,7 +61,6 @@ def _lossless(report: Mapping[str, Any]) -> list[ElementTree.Element]:
             _complain(case, "error", f"{arm}: no answers were compared")
         else:
             ElementTree.SubElement(case, "system-out").text = _clean(f"{arm}: {line}")
-        cases.append(case)
     return cases
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from vllm_specplug.compare.measure import Answer, Block, Engine
+from vllm_specplug.compare.measure import UNKNOWN_TOKEN, Answer, Block, Engine
 
 TOLERANCE_16_BIT = 0.05
 """Natural-log probability."""
@@ -50,11 +50,13 @@ def first_difference(prompt_id: str, baseline: Sequence[int], arm: Sequence[int]
 
 def find_differences(baseline: Sequence[Block], arm: Sequence[Block]) -> list[Difference]:
     """First differences of every pass of an arm from the baseline's first pass, at most one per prompt and place."""
-    reference = first_answers(baseline)
+    reference = told_answers(baseline)
     found: dict[tuple[str, int, int | None], Difference] = {}
     for block in arm:
         for answer in block.answers:
-            expected = reference[answer.prompt_id]
+            expected = reference.get(answer.prompt_id)
+            if expected is None or UNKNOWN_TOKEN in answer.token_ids:
+                continue  # an endpoint failed there, or does not tell token ids
             difference = first_difference(answer.prompt_id, expected.token_ids, answer.token_ids)
             if difference is not None:
                 found.setdefault((answer.prompt_id, difference.position, difference.arm_token), difference)
@@ -64,6 +66,11 @@ def find_differences(baseline: Sequence[Block], arm: Sequence[Block]) -> list[Di
 def first_answers(blocks: Sequence[Block]) -> dict[str, Answer]:
     """The answer of the first pass to each prompt."""
     return {answer.prompt_id: answer for block in blocks if block.pass_index == 0 for answer in block.answers}
+
+
+def told_answers(blocks: Sequence[Block]) -> dict[str, Answer]:
+    """`first_answers` whose token ids are known."""
+    return {name: found for name, found in first_answers(blocks).items() if UNKNOWN_TOKEN not in found.token_ids}
 
 
 def num_unstable(blocks: Sequence[Block]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_specplug.compare.extra_columns import extra_cells, extra_headings
 from vllm_specplug.compare.gate import Outcome
 from vllm_specplug.compare.page import provenance_rows
 from vllm_specplug.compare.terminal import notes, number, percent, ratio_text
@@ -23,6 +24,7 @@ def render_markdown(report: Mapping[str, Any], outcomes: Sequence[Outcome] = ())
         *([gate_table(outcomes)] if outcomes else []),
         _overall(report),
         _by_category(report),
+        *_extras_by_category(report),
         "**Before you believe it**",
         bullets(map(escape, notes(report))),
         folded("How it was measured", provenance_rows(report)),
@@ -30,7 +32,10 @@ def render_markdown(report: Mapping[str, Any], outcomes: Sequence[Outcome] = ())
     return "\n\n".join(parts) + "\n"
 
 
-def _verdict(comparison: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
+def _verdict(comparison: Mapping[str, Any], answers: Mapping[str, Any] | None) -> str:
+    if answers is None:
+        name, against = escape(comparison["arm"]), escape(comparison["against"])
+        return f"**{name}** against {against}: **{comparison['verdict']}**, {ratio_text(comparison)}"
     return (
         f"**{escape(comparison['arm'])}** against {escape(comparison['against'])}: **{comparison['verdict']}**, "
         f"{ratio_text(comparison)}; {answers['identical']} of {answers['prompts']} answers identical, "
@@ -58,10 +63,11 @@ def _overall(report: Mapping[str, Any]) -> str:
                 number(overall["tokens_per_forward"]),
                 number(overall["acceptance_length"]),
                 percent(overall["acceptance_rate"]),
+                *extra_cells(report, overall),
             )
         )
     header = ("arm", "tokens/s", "ratio (95 %)", "verdict", "tokens/forward", "acc. length", "acc. rate")
-    return table(header, rows)
+    return table((*header, *extra_headings(report)), rows)
 
 
 def _by_category(report: Mapping[str, Any]) -> str:
@@ -72,6 +78,20 @@ def _by_category(report: Mapping[str, Any]) -> str:
         for name in names
     ]
     return table(("category", *(escape(comparison["arm"]) for comparison in comparisons)), rows)
+
+
+def _extras_by_category(report: Mapping[str, Any]) -> list[str]:
+    """A table for each measure that was asked for, with all arms."""
+    results = report["results"]
+    names = dict.fromkeys(name for result in results.values() for name in result["categories"])
+    tables = []
+    for index, heading in enumerate(extra_headings(report)):
+        rows = [
+            (escape(name), *(extra_cells(report, result["categories"][name])[index] for result in results.values()))
+            for name in names
+        ]
+        tables.append(table((f"{heading} by category", *map(escape, results)), rows))
+    return tables
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], num_texts: int = 1) -> str:

@@ -16,6 +16,8 @@ from vllm_specplug.compare.prompt import Prompt
 MAX_WARM_UP_ROUNDS = 6
 SETTLED = 0.9
 """Warm-up ends when a round takes more than this share of the fastest one before it."""
+UNKNOWN_TOKEN = -1
+"""Stands for each token of an answer whose ids an endpoint does not tell."""
 
 
 class Engine(Protocol):
@@ -58,17 +60,23 @@ class Answer:
     pass_index: int
     token_ids: tuple[int, ...]
     """Output as the user gets it: trimmed at a stop, which it includes."""
-    num_forwards: int
-    """Steps of the target that gave tokens of this request, the one that read the prompt included."""
+    num_forwards: int | None
+    """Steps of the target that gave tokens of this request, the one that read the prompt included; None: not known."""
     ttft_s: float
     """From handing in the prompt to the end of the step that gave the first token."""
     e2e_s: float
     finish_reason: str | None
+    error: str | None = None
+    """Why there is no answer, "kind: what"; the numbers above then say nothing (`failed_requests`)."""
 
     @property
-    def num_emitted_accepted_tokens(self) -> int:
-        """Accepted drafts that reached the output: each step gives one token of the target's own."""
-        return len(self.token_ids) - self.num_forwards
+    def num_emitted_accepted_tokens(self) -> int | None:
+        """Accepted drafts that reached the output: each step gives one token of the target's own. None: not known.
+
+        In a last step that a stop cuts within its drafts, the last one kept counts as the target's own token, which
+        fell behind the stop: what matters is how many tokens came without a step.
+        """
+        return None if self.num_forwards is None else len(self.token_ids) - self.num_forwards
 
     @property
     def tpot_s(self) -> float | None:
@@ -87,6 +95,17 @@ class Block:
     answers: tuple[Answer, ...]
     drafts: DraftCounts | None
     """None: the arm does not speculate."""
+
+
+class Record(Protocol):
+    """Blocks that an interrupted run has measured, and where new ones are written down: `journal.Journal`."""
+
+    recalled_s: float
+    """Seconds of all blocks that `recall` gave."""
+
+    def recall(self, arm: str, prompts: Sequence[Prompt], pass_index: int) -> Block | None: ...
+
+    def add(self, arm: str, block: Block) -> None: ...
 
 
 Progress = Callable[[str, int, int], None]
@@ -120,6 +139,7 @@ def measure(
     max_tokens: int,
     num_passes: int,
     progress: Progress,
+    record: Record | None = None,
 ) -> dict[str, list[Block]]:
     """Run every block on every arm, `num_passes` times, the order of the arms turning round each time.
 
@@ -127,6 +147,7 @@ def measure(
         engines: by arm name, in order.
         token_ids: by prompt id.
         max_tokens: output tokens of an answer at most, where the prompt has no limit of its own.
+        record: what it knows is not measured again, what is new it gets as soon as it is measured.
     Returns:
         By arm name, in the order they ran.
     """
@@ -136,13 +157,18 @@ def measure(
         for pass_index in range(num_passes):
             names = list(engines)
             for name in names if pass_index % 2 == 0 else reversed(names):
-                progress(f"{name} · {prompts[0].category}", done, total)
-                raw = engines[name].request(
-                    "generate",
-                    prompts=[list(token_ids[prompt.id]) for prompt in prompts],
-                    max_tokens=[prompt.output_limit(max_tokens) for prompt in prompts],
-                )
-                results[name].append(_block(raw, prompts, pass_index))
+                block = None if record is None else record.recall(name, prompts, pass_index)
+                if block is None:
+                    progress(f"{name} · {prompts[0].category}", done, total)
+                    raw = engines[name].request(
+                        "generate",
+                        prompts=[list(token_ids[prompt.id]) for prompt in prompts],
+                        max_tokens=[prompt.output_limit(max_tokens) for prompt in prompts],
+                    )
+                    block = _block(raw, prompts, pass_index)
+                    if record is not None:
+                        record.add(name, block)
+                results[name].append(block)
                 done += 1
     progress("done", done, total)
     return results
@@ -156,16 +182,21 @@ def measure_within(
     max_tokens: int,
     num_passes: int,
     progress: Progress,
+    record: Record | None = None,
 ) -> dict[str, list[Block]]:
     """`measure` round by round, as many rounds as fit into `budget_s` seconds, at least one.
 
     A round is only begun when one as long as the longest so far would still fit: what is measured depends on the
-    clock, never on a result.
+    clock, never on a result. What `record` knows counts with the seconds it took when it was measured.
     """
+
+    def clock() -> float:
+        return time.perf_counter() + (0.0 if record is None else record.recalled_s)
+
     results: dict[str, list[Block]] = {name: [] for name in engines}
-    start, longest, done = time.perf_counter(), 0.0, 0
+    start, longest, done = clock(), 0.0, 0
     for index, blocks in enumerate(rounds):
-        begun = time.perf_counter()
+        begun = clock()
         if index and begun - start + longest > budget_s:
             break
         expected = len(rounds) if not index else min(len(rounds), index + int((budget_s - begun + start) / longest))
@@ -176,11 +207,11 @@ def measure_within(
             if what != "done":
                 progress(what, before + now, total)
 
-        part = measure(engines, blocks, token_ids, max_tokens, num_passes, shown)
+        part = measure(engines, blocks, token_ids, max_tokens, num_passes, shown, record)
         for name, found in part.items():
             results[name] += found
         done += len(blocks) * num_passes * len(engines)
-        longest = max(longest, time.perf_counter() - begun)
+        longest = max(longest, clock() - begun)
     progress("done", done, done)
     return results
 
@@ -195,6 +226,7 @@ def _block(raw: Mapping[str, Any], prompts: Sequence[Prompt], pass_index: int) -
             output["ttft_s"],
             output["e2e_s"],
             output["finish_reason"],
+            output.get("error"),
         )
         for prompt, output in zip(prompts, raw["outputs"], strict=True)
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specplug.compare import plots
-from vllm_specplug.compare.terminal import notes, number, percent, ratio_text
+from vllm_specplug.compare.extra_columns import extra_cells, extra_headings
+from vllm_specplug.compare.terminal import imported, notes, number, percent, ratio_text
 
 _STYLE = Path(__file__).with_name("page.css")
 _MAX_DIFFERENCES = 20
@@ -46,6 +47,11 @@ def document(title: str, body: str) -> str:
 
 def _subtitle(report: Mapping[str, Any]) -> str:
     workload, settings = report["workload"], report["settings"]
+    if imported(report):
+        return (
+            f'<p class="soft">{workload["prompts"]} requests, measured by {escape(report["imported_from"])}, '
+            f"{escape(report['provenance']['started_at'])}</p>"
+        )
     return (
         f'<p class="soft">{workload["prompts"]} prompts of {escape(workload["name"])} in '
         f"{len(workload['categories'])} categories, {escape(report['dtype'])}, greedy, at most "
@@ -77,7 +83,9 @@ def _verdicts(report: Mapping[str, Any]) -> str:
     )
 
 
-def _answers_text(entry: Mapping[str, Any]) -> str:
+def _answers_text(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return "answers not compared"
     text = f"{entry['identical']} of {entry['prompts']} answers identical, {entry['near_ties']} near ties"
     return text + f", {entry['different']} different"
 
@@ -148,13 +156,17 @@ def _percentile_text(values: Mapping[str, float]) -> str:
 
 def _tables(report: Mapping[str, Any]) -> str:
     comparisons = {comparison["arm"]: comparison for comparison in report["comparisons"]}
-    header = ("tokens/s", "ratio (95 %)", "verdict", "tokens/forward", "acc. length", "acc. rate")
-    rows = [(name, *_cells(result["overall"], comparisons.get(name))) for name, result in report["results"].items()]
+    usual = ("tokens/s", "ratio (95 %)", "verdict", "tokens/forward", "acc. length", "acc. rate")
+    header = (*usual, *extra_headings(report))
+    rows = [
+        (name, *_cells(report, result["overall"], comparisons.get(name))) for name, result in report["results"].items()
+    ]
     parts = ["<h2>Numbers</h2>", table("All arms over all categories", ("arm", *header), rows)]
     for name, comparison in comparisons.items():
         categories = report["results"][name]["categories"]
         rows = [
-            (category, *_cells(result, comparison["categories"][category])) for category, result in categories.items()
+            (category, *_cells(report, result, comparison["categories"].get(category)))
+            for category, result in categories.items()
         ]
         parts.append(table(f"{name} by category", ("category", *header), rows))
     parts.append(
@@ -165,7 +177,9 @@ def _tables(report: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-def _cells(result: Mapping[str, Any], comparison: Mapping[str, Any] | None) -> tuple[str, ...]:
+def _cells(
+    report: Mapping[str, Any], result: Mapping[str, Any], comparison: Mapping[str, Any] | None
+) -> tuple[str, ...]:
     return (
         number(result["output_tokens_per_s"], 1),
         ratio_text(comparison),
@@ -173,23 +187,32 @@ def _cells(result: Mapping[str, Any], comparison: Mapping[str, Any] | None) -> t
         number(result["tokens_per_forward"]),
         number(result["acceptance_length"]),
         percent(result["acceptance_rate"]),
+        *extra_cells(report, result),
     )
 
 
 def _lossless(report: Mapping[str, Any]) -> str:
     tolerance = report["settings"]["near_tie_tolerance"]
+    explained = (
+        "Every answer is compared with the baseline's, token for token. Where they part, a near tie means that "
+        f"both tokens lie within {tolerance:g} of the baseline's most probable one in log-probability, so that "
+        "rounding decides; anything else counts as different."
+    )
+    if imported(report):
+        explained = "Texts are compared as they are. Whether rounding explains a difference cannot be told from texts."
     rows = [
         (name, *(str(entry[key]) for key in ("prompts", "identical", "near_ties", "different")))
         for name, entry in report["lossless"].items()
+        if entry is not None
     ]
     parts = [
         "<h2>Same answers?</h2>",
-        f"<p>Every answer is compared with the baseline's, token for token. Where they part, a near tie means that "
-        f"both tokens lie within {tolerance:g} of the baseline's most probable one in log-probability, so that "
-        f"rounding decides; anything else counts as different.</p>",
+        f"<p>{explained}</p>",
         table("Answers compared with the baseline's", ("arm", "prompts", "identical", "near ties", "different"), rows),
     ]
     for name, entry in report["lossless"].items():
+        if entry is None:
+            continue
         shown = sorted(entry["differences"], key=lambda difference: difference["near_tie"])[:_MAX_DIFFERENCES]
         if shown:
             cells = [
@@ -234,15 +257,23 @@ def _provenance(report: Mapping[str, Any]) -> str:
         f'<tr><th scope="row">{escape(key)}</th><td class="free"><code>{escape(value)}</code></td></tr>'
         for key, value in provenance_rows(report)
     )
+    how = (
+        "All engines were alive at once and one worked at a time; for each prompt the arms ran in order, then in "
+        "reverse order. Warm-up runs were thrown away. Prefix caching was off."
+    )
+    if imported(report):
+        how = f"Each arm was measured by {escape(report['imported_from'])}, apart from the others."
     return (
         '<h2>How it was measured</h2><div class="scroll"><table><caption>Versions, machine and settings</caption>'
-        f"<tbody>{rows}</tbody></table></div>"
-        "<p>All engines were alive at once and one worked at a time; for each prompt the arms ran in order, then in "
-        "reverse order. Warm-up runs were thrown away. Prefix caching was off.</p>"
+        f"<tbody>{rows}</tbody></table></div><p>{how}</p>"
     )
 
 
 def _arm_config(arm: Mapping[str, Any]) -> Any:
+    if "file" in arm:  # of a report that was made from other programs' files, which do not say more
+        return {"file": arm["file"], "sha256": arm["sha256"]}
+    if arm.get("endpoint"):
+        return {"endpoint": arm["endpoint"]}
     if arm.get("engine_args"):
         return {"speculative_config": arm["speculative_config"], "engine_args": arm["engine_args"]}
     return arm["speculative_config"]

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 
 from vllm_specplug.compare.measure import Engine, Progress
 from vllm_specplug.compare.prompt import Message, Prompt
 from vllm_specplug.errors import CompareError
+
+NUM_CHECKED = 4
+"""Prompts that `check_same_tokens` looks at: the shortest and the longest ones."""
 
 
 def find_tokens(
@@ -64,6 +68,35 @@ def find_tokens(
     return {prompt.id: token_ids[prompt.id] for prompt in prompts}
 
 
+def check_same_tokens(
+    engines: Mapping[str, Engine], prompts: Sequence[Prompt], token_ids: Mapping[str, Sequence[int]], baseline: str
+) -> None:
+    """Refuse arms whose tokenizer or chat template makes other tokens of the same messages than the baseline's.
+
+    Args:
+        engines: by arm name.
+        token_ids: the baseline's, by prompt id.
+    Raises:
+        CompareError: naming the prompt and both arms' tokens where they part.
+    """
+    first_turns = sorted((prompt for prompt in prompts if prompt.follows is None), key=lambda prompt: len(prompt.text))
+    some = {prompt.id: prompt for prompt in (*first_turns[:1], *first_turns[-NUM_CHECKED + 1 :])}
+    chats = {name: [asdict(message) for message in prompt.messages()] for name, prompt in some.items()}
+    for name, engine in engines.items():
+        found = {} if name == baseline else engine.request("tokenize", chats=chats)
+        for prompt_id, tokens in found.items():
+            expected = list(token_ids[prompt_id])
+            if tokens != expected:
+                pairs = enumerate(zip_longest(expected, tokens))
+                place = next(index for index, (ours, theirs) in pairs if ours != theirs)
+                shown = slice(max(0, place - 2), place + 3)
+                raise CompareError(
+                    f"arms {baseline!r} and {name!r} make different tokens of prompt {prompt_id!r}: at token {place} "
+                    f"of {len(expected)} and {len(tokens)}, {expected[shown]} and {tokens[shown]}; serve models with "
+                    "the same tokenizer and chat template"
+                )
+
+
 def _answers(
     engine: Engine, prompts: Sequence[Prompt], token_ids: Mapping[str, Sequence[int]], max_tokens: int
 ) -> list[str]:
@@ -72,6 +105,9 @@ def _answers(
         prompts=[list(token_ids[prompt.id]) for prompt in prompts],
         max_tokens=[prompt.output_limit(max_tokens) for prompt in prompts],
     )
+    told = [output["text"] for output in found["outputs"] if "text" in output]
+    if len(told) == len(prompts):  # endpoints answer in words
+        return told
     texts: list[str] = engine.request("detokenize", answers=[output["token_ids"] for output in found["outputs"]])
     return texts
 

@@ -30,6 +30,9 @@ RESULT_METRICS = (
     "num_draft_tokens",
     "num_accepted_tokens",
     "num_emitted_accepted_tokens",
+    "goodput.share",
+    "goodput.output_tokens_per_s",
+    "cost_per_million_tokens",
 )
 #: Of an arm against the baseline, over all or in one category.
 COMPARISON_METRICS = ("ratio", "ratio.low", "ratio.high", VERDICT)
@@ -101,7 +104,8 @@ class Quantity:
     def _find(self, report: Mapping[str, Any]) -> Any:
         head, *rest = self.metric.split(".")
         if self.metric in ARM_METRICS:
-            return report[head][self.arm][rest[0]]
+            entry = report[head][self.arm]
+            return entry and entry[rest[0]]
         if self.metric in COMPARISON_METRICS:
             found = comparison_of(report, self.arm)
             if self.category is not None:
@@ -120,6 +124,12 @@ class Quantity:
             return "there are too few prompts for an interval"
         if self.metric.startswith("theory."):
             return "the arm made no drafts, or its drafting was not timed"
+        if self.metric.startswith("lossless."):
+            return "answers were not compared: token ids are not told, or the prompts are not the same"
+        if self.metric.startswith("goodput."):
+            return "it was not asked for; add --slo"
+        if self.metric == "cost_per_million_tokens":
+            return "it was not asked for; add --gpu-hour-price"
         if "_ms." in self.metric:
             return "no answer was long enough"
         return "the arm made no drafts there"

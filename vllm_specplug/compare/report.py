@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vllm_specplug import theory
 from vllm_specplug.compare import lossless, noise, statistics
 from vllm_specplug.compare.arms import Arm
+from vllm_specplug.compare.asked import NOTHING_MORE, Asked
+from vllm_specplug.compare.cost import cost_per_million_tokens
+from vllm_specplug.compare.failed_requests import Failures, why_undecided
+from vllm_specplug.compare.goodput import goodput
+from vllm_specplug.compare.intervals import Ratio
 from vllm_specplug.compare.lossless import Difference
-from vllm_specplug.compare.measure import Block
+from vllm_specplug.compare.measure import UNKNOWN_TOKEN, Block
 from vllm_specplug.compare.report_format import SCHEMA
 from vllm_specplug.compare.verdicts import Rule, compared, decide
 from vllm_specplug.compare.workload import Workload
@@ -38,18 +43,21 @@ class Measured:
     settings: Mapping[str, Any]
     """As JSON; needs seed, margin and near_tie_tolerance."""
     provenance: Mapping[str, Any]
+    asked: Asked = NOTHING_MORE
+    failures: Mapping[str, Failures] = field(default_factory=dict)
+    """By arm, of running endpoints; `blocks` are without what failed."""
 
 
 def build_report(measured: Measured) -> dict[str, Any]:
     """The whole report, valid by `report_format.validate`."""
     arms, baseline = measured.arms, measured.baseline
     others = [arm.name for arm in arms if arm.name != baseline]
-    answers = {arm.name: lossless.first_answers(measured.blocks[arm.name]) for arm in arms}
+    answers = {arm.name: lossless.told_answers(measured.blocks[arm.name]) for arm in arms}
     looping = {
         name: {prompt_id for prompt_id, answer in found.items() if statistics.loops(answer.token_ids)}
         for name, found in answers.items()
     }
-    results = {arm.name: _results(measured.blocks[arm.name], measured.workload.categories) for arm in arms}
+    results = {arm.name: _results(measured, arm.name) for arm in arms}
     seed, margin = measured.settings["seed"], measured.settings["margin"]
     floors = {arm.name: noise.noise_floor(measured.blocks[arm.name], seed) for arm in arms}
     too_noisy = noise.too_noisy(floors[baseline], margin)
@@ -61,6 +69,7 @@ def build_report(measured: Measured) -> dict[str, Any]:
         "target": measured.model,
         "dtype": measured.dtype,
         "settings": dict(measured.settings),
+        "asked": measured.asked.as_json(),
         "workload": {
             "name": measured.workload.name,
             "sha256": measured.workload.sha256,
@@ -73,7 +82,7 @@ def build_report(measured: Measured) -> dict[str, Any]:
         "comparisons": comparisons,
         "lossless": {name: _lossless(measured, name) for name in others},
         "loops": {arm.name: {"prompts": len(answers[arm.name]), "looping": len(looping[arm.name])} for arm in arms},
-        "noise": {name: None if floor is None else asdict(floor) for name, floor in floors.items()},
+        "noise": {name: _noise(floor) for name, floor in floors.items()},
         "too_noisy": too_noisy is not None,
         "too_noisy_reason": too_noisy,
         "repeats": {arm.name: _repeats(measured.blocks[arm.name]) for arm in arms},
@@ -89,6 +98,10 @@ def build_report(measured: Measured) -> dict[str, Any]:
     }
 
 
+def _noise(floor: Ratio | None) -> dict[str, Any] | None:
+    return None if floor is None else asdict(floor) | {"ci95": floor.ci95 and list(floor.ci95)}
+
+
 def _costs(blocks: Sequence[Block], plain: Sequence[Block]) -> dict[str, float | None]:
     """Where a step's time goes, as shares of a step without speculation, and the speed-up that follows from it.
 
@@ -102,7 +115,7 @@ def _costs(blocks: Sequence[Block], plain: Sequence[Block]) -> dict[str, float |
     draft_s = drafts.draft_s / drafts.num_steps
     answers = [answer for block in blocks for answer in block.answers]
     num_tokens = sum(len(answer.token_ids) - 1 for answer in answers)
-    num_forwards = sum(answer.num_forwards - 1 for answer in answers)
+    num_forwards = sum(answer.num_forwards - 1 for answer in answers if answer.num_forwards is not None)
     draft, verify = draft_s / plain_s, (step_s - draft_s) / plain_s
     return {
         "draft_cost_ratio": draft,
@@ -111,19 +124,32 @@ def _costs(blocks: Sequence[Block], plain: Sequence[Block]) -> dict[str, float |
     }
 
 
-def _results(blocks: Sequence[Block], categories: Sequence[str]) -> dict[str, Any]:
+def _results(measured: Measured, name: str) -> dict[str, Any]:
+    blocks = measured.blocks[name]
+
+    def result(part: Sequence[Block]) -> dict[str, Any]:
+        numbers = statistics.summarise(part)
+        cost = cost_per_million_tokens(numbers["output_tokens_per_s"], measured.asked.price)
+        return {**numbers, "goodput": goodput(part, measured.asked.slo), "cost_per_million_tokens": cost}
+
+    by_category = {
+        category: [block for block in blocks if block.category == category] for category in measured.workload.categories
+    }
+    failures = measured.failures.get(name)
     return {
-        "overall": statistics.summarise(blocks),
-        "categories": {
-            category: statistics.summarise([block for block in blocks if block.category == category])
-            for category in categories
-        },
+        "overall": result(blocks),
+        # One is missing where none of its prompts was answered.
+        "categories": {category: result(part) for category, part in by_category.items() if part},
+        "errors": None if failures is None else failures.as_dict(),
     }
 
 
 def _comparison(measured: Measured, name: str, looping: Collection[str], rule: Rule) -> dict[str, Any]:
     arm = statistics.prompt_speeds(measured.blocks[name])
     baseline = statistics.prompt_speeds(measured.blocks[measured.baseline])
+    baseline = {prompt_id: speed for prompt_id, speed in baseline.items() if prompt_id in arm}
+    reason = why_undecided(measured.failures, (name, measured.baseline))
+    rule = rule if reason is None else replace(rule, too_noisy=True)
 
     def part(prompt_ids: Collection[str]) -> dict[str, Any] | None:
         chosen = {key: speed for key, speed in baseline.items() if key in prompt_ids}
@@ -134,16 +160,20 @@ def _comparison(measured: Measured, name: str, looping: Collection[str], rule: R
         "against": measured.baseline,
         "metric": METRIC,
         **decide(arm, baseline, rule),
+        "undecided_reason": reason,
         "margin": rule.margin,
         "looping": part(looping),
         "not_looping": part(baseline.keys() - set(looping)),
     }
 
 
-def _lossless(measured: Measured, name: str) -> dict[str, Any]:
+def _lossless(measured: Measured, name: str) -> dict[str, Any] | None:
+    told, expected = (lossless.told_answers(measured.blocks[arm]) for arm in (name, measured.baseline))
+    if not told or not expected:
+        return None  # an endpoint that does not tell token ids
     differences = measured.differences[name]
     return {
-        **lossless.tally(len(measured.workload.prompts), differences),
+        **lossless.tally(len(told.keys() & expected), differences),
         "tolerance": measured.settings["near_tie_tolerance"],
         "differences": [asdict(difference) for difference in differences],
     }
@@ -174,15 +204,17 @@ def _prompt_rows(measured: Measured) -> list[dict[str, Any]]:
         }
         for prompt in measured.workload.prompts
     }
-    reference = lossless.first_answers(measured.blocks[measured.baseline])
+    told = lossless.told_answers(measured.blocks[measured.baseline])
     for prompt_id, row in rows.items():
-        row["output_token_ids"] = list(reference[prompt_id].token_ids)
-        row["repeated_4gram_share"] = statistics.repeated_share(reference[prompt_id].token_ids)
+        answer = told.get(prompt_id)  # None: the baseline failed, or does not tell token ids
+        row["output_token_ids"] = None if answer is None else list(answer.token_ids)
+        row["repeated_4gram_share"] = None if answer is None else statistics.repeated_share(answer.token_ids)
     for name, blocks in measured.blocks.items():
         for block in blocks:
             counts = asdict(block.drafts) if block.drafts is not None and len(block.answers) == 1 else None
             for answer in block.answers:
-                same = answer.token_ids == reference[answer.prompt_id].token_ids
+                same = answer.prompt_id in told and answer.token_ids == told[answer.prompt_id].token_ids
+                told_here = UNKNOWN_TOKEN not in answer.token_ids
                 rows[answer.prompt_id]["arms"][name].append(
                     {
                         "pass": answer.pass_index,
@@ -193,7 +225,7 @@ def _prompt_rows(measured: Measured) -> list[dict[str, Any]]:
                         "num_forwards": answer.num_forwards,
                         "finish_reason": answer.finish_reason,
                         "drafts": counts,
-                        "output_token_ids": None if same else list(answer.token_ids),
+                        "output_token_ids": list(answer.token_ids) if told_here and not same else None,
                     }
                 )
     return list(rows.values())

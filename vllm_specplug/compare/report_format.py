@@ -49,6 +49,30 @@ def _percentiles(value: Any) -> bool:
     return isinstance(value, dict) and all(_number(value.get(key)) for key in ("p50", "p90", "p99"))
 
 
+def _share(value: Any) -> bool:
+    return _number(value) and 0 <= value <= 1
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _ranks(value: Any) -> bool:
+    return isinstance(value, dict) and _share(value.get("p_value")) and _count(value.get("pairs"))
+
+
+def _ratio(value: Any) -> bool:
+    return isinstance(value, dict) and _number(value.get("ratio")) and _or_null(_interval)(value.get("ci95"))
+
+
+def _kv_cache(value: Any) -> bool:
+    return isinstance(value, dict) and all(_or_null(_count)(value.get(key)) for key in ("num_blocks", "block_size"))
+
+
+def _goodput(value: Any) -> bool:
+    return isinstance(value, dict) and _share(value.get("share")) and _number(value.get("output_tokens_per_s"))
+
+
 def _or_null(check: _Check) -> _Check:
     return lambda value: value is None or check(value)
 
@@ -107,37 +131,69 @@ _THEORY: _Fields = dict.fromkeys(
     ("acceptance_rate", "draft_cost_ratio", "verify_cost_ratio", "predicted_speedup", "measured_speedup"),
     (_or_null(_number), "a number or null"),
 )
+#: Newer than the schema: reports of former versions do not have them.
+_LATER_TOP: _Fields = {
+    "noise": (_object, "an object"),
+    "too_noisy": (_flag, "true or false"),
+    "too_noisy_reason": (_or_null(_text), "a text or null"),
+    "asked": (_object, "an object"),
+}
+_LATER_ARM: _Fields = {"kv_cache": (_or_null(_kv_cache), "counts 'num_blocks' and 'block_size' or null")}
+_LATER_RESULT: _Fields = {
+    "goodput": (_or_null(_goodput), "'share' from 0 to 1 and 'output_tokens_per_s' or null"),
+    "cost_per_million_tokens": (_or_null(_number), "a number or null"),
+}
+_LATER_COMPARISON: _Fields = {
+    "p_value": (_or_null(_share), "a number from 0 to 1 or null"),
+    "p_holm": (_or_null(_share), "a number from 0 to 1 or null"),
+    "wilcoxon": (_or_null(_ranks), "'p_value' and 'pairs' or null"),
+    "prompts_to_decide": (_or_null(_count), "a count or null"),
+}
 
 
 def validate(report: Any) -> None:
     """Check that an object is a report of this schema; further keys are allowed anywhere.
 
+    Keys that former versions of this package did not write may be missing, but are checked where they are.
+
     Raises:
         CompareError: naming the first wrong key, what it holds and what was expected.
     """
     _check(report, _TOP, "report")
+    _check_present(report, _LATER_TOP, "report")
     _check(report["provenance"], _PROVENANCE, "provenance")
     for index, arm in enumerate(report["arms"]):
         _check(arm, _ARM, f"arms[{index}]")
+        _check_present(arm, _LATER_ARM, f"arms[{index}]")
     names = [arm["name"] for arm in report["arms"]]
     for name, result in report["results"].items():
         where = f"results.{name}"
         _known(name, names, where)
         _check(result, {"overall": (_object, "an object"), "categories": (_object, "an object")}, where)
-        _check(result["overall"], _RESULT, f"{where}.overall")
-        for category, part in result["categories"].items():
-            _check(part, _RESULT, f"{where}.categories.{category}")
+        parts = {"overall": result["overall"]}
+        parts |= {f"categories.{category}": part for category, part in result["categories"].items()}
+        for part_name, part in parts.items():
+            _check(part, _RESULT, f"{where}.{part_name}")
+            _check_present(part, _LATER_RESULT, f"{where}.{part_name}")
     for index, comparison in enumerate(report["comparisons"]):
         where = f"comparisons[{index}]"
         _check(comparison, _COMPARISON, where)
         for key in ("arm", "against"):
             _known(comparison[key], names, f"{where}.{key}")
+        _check_present(comparison, _LATER_COMPARISON, where)
+        for category, part in (comparison.get("categories") or {}).items():
+            _check_present(part, _LATER_COMPARISON, f"{where}.categories.{category}")
+    for name, floor in report.get("noise", {}).items():
+        _known(name, names, f"noise.{name}")
+        if not _or_null(_ratio)(floor):
+            raise CompareError(f"noise.{name} is {_short(floor)}, expected 'ratio' and 'ci95' or null")
     for section, fields in (("lossless", _LOSSLESS), ("theory", _THEORY)):
         for name, entry in report[section].items():
             _known(name, names, f"{section}.{name}")
-            _check(entry, fields, f"{section}.{name}")
+            if entry is not None or section != "lossless":  # null: answers were not compared
+                _check(entry, fields, f"{section}.{name}")
     for name, entry in report["lossless"].items():
-        if entry["identical"] + entry["near_ties"] + entry["different"] != entry["prompts"]:
+        if entry is not None and entry["identical"] + entry["near_ties"] + entry["different"] != entry["prompts"]:
             raise CompareError(
                 f"lossless.{name}: identical + near_ties + different is not prompts ({entry['prompts']})"
             )
@@ -155,6 +211,11 @@ def _check(value: Any, fields: _Fields, where: str) -> None:
             raise CompareError(f"{name} is missing; expected {expected}")
         if not check(value[key]):
             raise CompareError(f"{name} is {_short(value[key])}, expected {expected}")
+
+
+def _check_present(value: Any, fields: _Fields, where: str) -> None:
+    """`_check` of those fields that are there."""
+    _check(value, {key: field for key, field in fields.items() if not isinstance(value, dict) or key in value}, where)
 
 
 def _known(name: str, names: list[str], where: str) -> None:

@@ -7,23 +7,37 @@ import importlib.util
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vllm_specplug.compare import lossless, outputs, provenance
-from vllm_specplug.compare.arms import BASELINE, Arm, parse_arm, with_baseline, with_second_baseline
-from vllm_specplug.compare.engine import EngineProcess, on_cpu, running
+from vllm_specplug.compare import asked, identity, lossless, outputs, provenance
+from vllm_specplug.compare.arms import (
+    BASELINE,
+    Arm,
+    parse_arm,
+    target_of,
+    with_baseline,
+    with_second_baseline,
+    without_secrets,
+)
+from vllm_specplug.compare.arms_file import ArmsFile, load_arms
+from vllm_specplug.compare.asked import NOTHING_MORE, Asked, asked_for
+from vllm_specplug.compare.endpoint import DEFAULT_SETTINGS, EndpointSettings
+from vllm_specplug.compare.engine import EngineProcess, RunningArm, on_cpu, running
+from vllm_specplug.compare.failed_requests import Careful, check_some_answered, find_failures, without_failed
 from vllm_specplug.compare.gate import Gate, check_gates, exit_code, parse_gates
+from vllm_specplug.compare.journal import Journal
 from vllm_specplug.compare.measure import Progress, measure, measure_within, warm_up
 from vllm_specplug.compare.outputs import Outputs, show_report
 from vllm_specplug.compare.power import check_effect
-from vllm_specplug.compare.prompt_tokens import find_tokens
+from vllm_specplug.compare.prompt_tokens import check_same_tokens, find_tokens
 from vllm_specplug.compare.quantity import Known
 from vllm_specplug.compare.report import Measured, build_report
 from vllm_specplug.compare.report_format import check_writable, write_report
+from vllm_specplug.compare.resume import resumable
 from vllm_specplug.compare.terminal import power_lines, show_progress
 from vllm_specplug.compare.workload import Workload, load_workload
 from vllm_specplug.errors import CompareError
@@ -78,7 +92,7 @@ class CompareSettings:
 
 
 def run_compare(
-    model: str,
+    model: str | None,
     arms: Sequence[Arm],
     workload: Workload,
     settings: CompareSettings | None = None,
@@ -86,37 +100,53 @@ def run_compare(
     baseline: str = BASELINE,
     argv: Sequence[str] = (),
     progress: Progress = lambda what, done, total: None,
+    extra: Asked = NOTHING_MORE,
+    journal: Journal | None = None,
+    endpoint_settings: EndpointSettings = DEFAULT_SETTINGS,
 ) -> dict[str, Any]:
     """Compare arms on the same token prompts, greedily, and return the report (`report_format`).
 
     Args:
+        model: what our own engines serve; None where all arms are running endpoints.
         arms: what to compare; an arm `baseline` without speculation is added when missing.
         argv: how the program was called, for the record.
         progress: told what is being done.
+        extra: measures beyond the usual ones.
+        journal: where measured blocks are written down and those of an interrupted run are found.
+        endpoint_settings: how running endpoints are asked.
     Raises:
-        CompareError: the experiment cannot be run, naming the arm at fault. Nothing is written.
+        CompareError: the experiment cannot be run, naming the arm at fault. Nothing but the journal is written.
     """
     settings = settings or CompareSettings()
     if importlib.util.find_spec("scipy") is None:
         raise CompareError("comparing needs scipy, which is not installed; pip install 'vllm-specplug[compare]'")
     arms = with_baseline(arms, baseline)
+    target = target_of(model, arms)
     started_at, start = datetime.now(UTC), time.perf_counter()
-    with running(arms) as processes:
+    with running(arms, endpoint_settings) as processes:
         engines = {process.arm.name: process for process in processes}
-        infos = _start(model, processes, settings, progress)
-        max_model_len = min(info["max_model_len"] for info in infos.values())
+        infos = _start(target, processes, settings, progress)
+        max_model_len = _shortest(infos, settings)
+        careful = {name: Careful(name, engine) for name, engine in engines.items()}
         token_ids = find_tokens(
-            engines[baseline], workload.prompts, settings.max_tokens, max_model_len, settings.batch_size, progress
+            careful[baseline], workload.prompts, settings.max_tokens, max_model_len, settings.batch_size, progress
         )
-        for name, engine in engines.items():
+        if any(arm.endpoint is not None for arm in arms):
+            check_same_tokens(engines, workload.prompts, token_ids, baseline)
+        if journal is not None:
+            journal.begin(identity.after_start(infos, token_ids), started_at.isoformat(timespec="seconds"))
+        for name, engine in careful.items():
             progress(f"{name} · warm-up", 0, 0)
             warm_up(engine, list(token_ids.values()), settings.max_tokens)
-        how = (token_ids, settings.max_tokens, settings.num_passes, progress)
+        how = (token_ids, settings.max_tokens, settings.num_passes, progress, journal)
         if settings.budget_s is None:
             blocks = measure(engines, workload.blocks(settings.batch_size), *how)
         else:
             blocks = measure_within(settings.budget_s, engines, workload.rounds(settings.batch_size), *how)
             workload = workload.only({answer.prompt_id for block in blocks[baseline] for answer in block.answers})
+        failures = {name: find_failures(part) for name, part in blocks.items()}
+        blocks = {name: without_failed(part, failures[name]) for name, part in blocks.items()}
+        check_some_answered(failures, blocks, baseline)
         dtype = str(infos[baseline]["dtype"])
         if settings.near_tie_tolerance is None:
             settings = replace(settings, near_tie_tolerance=lossless.default_tolerance(dtype))
@@ -136,7 +166,7 @@ def run_compare(
     versions = infos[baseline]
     return build_report(
         Measured(
-            model=model,
+            model=target,
             dtype=dtype,
             arms=arms,
             kv_caches={name: info["kv_cache"] for name, info in infos.items()},
@@ -153,13 +183,22 @@ def run_compare(
                 "python": versions["python"],
                 "commit": head,
                 "dirty": dirty,
-                "argv": list(argv),
+                "argv": without_secrets(argv),
                 "machine": provenance.machine(),
                 "started_at": started_at.isoformat(timespec="seconds"),
                 "duration_s": round(time.perf_counter() - start, 1),
+                "resumed": None if journal is None else journal.resumed,
             },
+            asked=extra,
+            failures={arm.name: failures[arm.name] for arm in arms if arm.endpoint is not None},
         )
     )
+
+
+def _shortest(infos: Mapping[str, Mapping[str, Any]], settings: CompareSettings) -> int:
+    """Model length of all arms; an endpoint that does not tell its own is taken for long enough."""
+    told = [info["max_model_len"] for info in infos.values() if info["max_model_len"] is not None]
+    return min(told, default=settings.max_model_len or sys.maxsize)
 
 
 def engine_arguments(arm: Arm, settings: CompareSettings, num_arms: int, cpu: bool) -> dict[str, Any]:
@@ -184,10 +223,15 @@ def engine_arguments(arm: Arm, settings: CompareSettings, num_arms: int, cpu: bo
 
 
 def _start(
-    model: str, processes: Sequence[EngineProcess], settings: CompareSettings, progress: Progress
+    model: str, arms: Sequence[RunningArm], settings: CompareSettings, progress: Progress
 ) -> dict[str, dict[str, Any]]:
     """Build the engines; what each tells of itself, by arm name."""
     infos: dict[str, dict[str, Any]] = {}
+    for arm in arms:
+        if not isinstance(arm, EngineProcess):  # first: what is wrong with them is known in a second
+            progress(f"{arm.arm.name} · looking at its endpoint", 0, 0)
+            infos[arm.arm.name] = arm.request("start")
+    processes = [arm for arm in arms if isinstance(arm, EngineProcess)]
     cpu = on_cpu()
     for process in processes:
         arguments = engine_arguments(process.arm, settings, len(processes), cpu)
@@ -204,15 +248,18 @@ def _start(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `specplug compare`."""
     defaults = CompareSettings()
-    parser.add_argument("--model", required=True, help="target: a folder or a name vLLM can load")
+    parser.add_argument("--model", help="target: a folder or a name vLLM can load; not for running endpoints")
     parser.add_argument(
         "--arm",
         action="append",
         default=[],
         metavar="NAME=JSON",
         help="what to compare: a name and a speculative config, or null for none; its key 'engine_args' holds further "
-        "arguments of vllm.LLM; may be repeated",
+        'arguments of vllm.LLM; or a running server, as {"endpoint": URL, "model": NAME}; may be repeated',
     )
+    parser.add_argument("--arms", metavar="FILE", help="YAML with arms by name, and 'model' and 'prompts' if wanted")
+    parser.add_argument("--timeout-s", type=float, default=DEFAULT_SETTINGS.timeout_s, help="endpoints' (%(default)s)")
+    parser.add_argument("--tokenizer", metavar="T", help="tokenizer of endpoints that have no /tokenize")
     parser.add_argument("--aa", action="store_true", help="add the baseline again, as an arm: what noise alone does")
     parser.add_argument("--baseline", default=BASELINE, metavar="NAME", help="arm to compare with (%(default)s)")
     parser.add_argument(
@@ -232,7 +279,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument("--enforce-eager", action="store_true", help="no torch.compile: starts in seconds")
     parser.add_argument("--kv-cache-gib", type=float, default=defaults.kv_cache_gib, help="on a CPU (%(default)s)")
-    parser.add_argument("--out", metavar="FILE", help="write the report as JSON")
+    asked.add_arguments(parser)
+    parser.add_argument("--out", metavar="FILE", help="write the report as JSON; an interrupted run can go on")
+    parser.add_argument("--fresh", action="store_true", help="forget what an interrupted run has measured")
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML page")
     outputs.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the report as one JSON line last on stdout")
@@ -259,14 +308,18 @@ def main(args: argparse.Namespace) -> int:
     )
     if args.power is not None:
         check_effect(args.power)
-    arms = [parse_arm(text) for text in args.arm]
+    extra = asked_for(args)
+    if args.fresh and not args.out:
+        raise CompareError("--fresh forgets what is kept beside --out, which is not given; add it or leave --fresh out")
+    file = ArmsFile(()) if args.arms is None else load_arms(args.arms)
+    arms = [*file.arms, *(parse_arm(text) for text in args.arm)]
     if args.aa:
         arms = with_second_baseline(arms, args.baseline)
-    workload = load_workload(args.prompts, args.category, args.limit)
+    workload = load_workload(args.prompts or file.prompts, args.category, args.limit)
     names = tuple(arm.name for arm in with_baseline(arms, args.baseline))
     gates = parse_gates(args.fail_if, Known(names, workload.categories, args.baseline))
     report = run_and_show(
-        args.model,
+        args.model or file.model,
         arms,
         workload,
         settings,
@@ -277,6 +330,10 @@ def main(args: argparse.Namespace) -> int:
         junit=args.junit,
         gates=gates,
         as_json=args.json,
+        extra=extra,
+        keep_journal=bool(args.out),
+        fresh=args.fresh,
+        endpoint_settings=EndpointSettings(args.timeout_s, args.tokenizer),
     )
     for line in [] if args.power is None else power_lines(report, args.power):
         print(line, file=sys.stderr if args.json else sys.stdout)
@@ -284,7 +341,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def run_and_show(
-    model: str,
+    model: str | None,
     arms: Sequence[Arm],
     workload: Workload,
     settings: CompareSettings,
@@ -296,21 +353,51 @@ def run_and_show(
     junit: str | Path | None = None,
     gates: Sequence[Gate] = (),
     as_json: bool = False,
+    extra: Asked = NOTHING_MORE,
+    keep_journal: bool = False,
+    fresh: bool = False,
+    endpoint_settings: EndpointSettings = DEFAULT_SETTINGS,
 ) -> dict[str, Any]:
     """Compare with progress shown, write what is asked for, print the tables and, with `as_json`, the report last.
 
     Args:
         gates: shown in all outputs; what follows from them is for the caller (`gate.exit_code`).
+        extra: measures beyond the usual ones.
+        keep_journal: write measured blocks down beside `out`, so that an interrupted run can go on.
+        fresh: forget those of an interrupted run.
+        endpoint_settings: how running endpoints are asked.
     Raises:
-        CompareError: the experiment cannot be run; nothing is written then.
+        CompareError: the experiment cannot be run; nothing but the journal is written then.
+        KeyboardInterrupt: saying how to go on.
     """
     where = Outputs(html, markdown, junit, as_json)
     where.check()  # now, not after an hour of measuring
     if out:
         check_writable(out)
-    with show_progress() as progress:
-        report = run_compare(model, arms, workload, settings, baseline=baseline, argv=sys.argv, progress=progress)
-    if out:
-        write_report(report, out)
+    arms = with_baseline(arms, baseline)
+    planned = len(workload.blocks(settings.batch_size)) * settings.num_passes * len(arms)
+    with resumable(
+        out if keep_journal else None,
+        identity.before_start(target_of(model, arms), arms, baseline, workload, asdict(settings)),
+        f"{planned}" if settings.budget_s is None else f"at most {planned}",
+        fresh,
+    ) as journal:
+        with show_progress() as progress:
+            report = run_compare(
+                model,
+                arms,
+                workload,
+                settings,
+                baseline=baseline,
+                argv=sys.argv,
+                progress=progress,
+                extra=extra,
+                journal=journal,
+                endpoint_settings=endpoint_settings,
+            )
+        if out:
+            write_report(report, out)
+        if journal is not None:
+            journal.remove()
     show_report(report, gates, where)
     return report

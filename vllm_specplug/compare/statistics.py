@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_specplug.compare.measure import Answer, Block, DraftCounts
+from vllm_specplug.compare.measure import UNKNOWN_TOKEN, Answer, Block, DraftCounts
 
 LOOP_NGRAM = 4
 LOOP_SHARE = 0.15
@@ -77,7 +77,8 @@ def total_drafts(blocks: Sequence[Block]) -> DraftCounts | None:
 def step_seconds(blocks: Sequence[Block]) -> float | None:
     """Mean time of a step of decoding, the prompts' own steps left out; None where there was none."""
     answers = [answer for block in blocks for answer in block.answers]
-    num_steps = sum(answer.num_forwards - 1 for answer in answers)
+    known = [answer.num_forwards for answer in answers if answer.num_forwards is not None]
+    num_steps = sum(known) - len(known) if len(known) == len(answers) else 0
     return sum(answer.e2e_s - answer.ttft_s for answer in answers) / num_steps if num_steps else None
 
 
@@ -89,7 +90,8 @@ def acceptance(answers: Sequence[Answer], drafts: DraftCounts | None) -> dict[st
     drafted fewer counts as not accepted there), tokens_per_forward = output tokens / (output tokens - emitted accepted)
     """
     output_tokens = sum(len(answer.token_ids) for answer in answers)
-    emitted = sum(answer.num_emitted_accepted_tokens for answer in answers)
+    known = [answer.num_emitted_accepted_tokens for answer in answers if answer.num_emitted_accepted_tokens is not None]
+    emitted = sum(known) if len(known) == len(answers) else None
     drafted = drafts is not None and drafts.num_draft_tokens > 0
     numbers: dict[str, Any] = {
         "tokens_per_forward": None,
@@ -103,7 +105,7 @@ def acceptance(answers: Sequence[Answer], drafts: DraftCounts | None) -> dict[st
     }
     if drafts is not None and drafted:
         numbers |= {
-            "tokens_per_forward": output_tokens / (output_tokens - emitted),
+            "tokens_per_forward": None if emitted is None else output_tokens / (output_tokens - emitted),
             "acceptance_length": 1 + drafts.num_accepted_tokens / drafts.num_drafts,
             "acceptance_rate": drafts.num_accepted_tokens / drafts.num_draft_tokens,
             "acceptance_per_position": [count / drafts.num_drafts for count in drafts.accepted_per_position],
@@ -141,4 +143,4 @@ def repeated_share(token_ids: Sequence[int], n: int = LOOP_NGRAM) -> float:
 
 def loops(token_ids: Sequence[int]) -> bool:
     """Whether an answer goes round in circles, which flatters drafters that copy."""
-    return repeated_share(token_ids) > LOOP_SHARE
+    return UNKNOWN_TOKEN not in token_ids and repeated_share(token_ids) > LOOP_SHARE

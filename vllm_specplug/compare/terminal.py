@@ -15,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from vllm_specplug.compare.extra_columns import extra_cells, extra_headings, extra_notes
+from vllm_specplug.compare.failed_requests import failure_notes
 from vllm_specplug.compare.measure import Progress
 from vllm_specplug.compare.power import MAX_PROMPTS, check_effect, prompts_needed
 
@@ -60,7 +62,7 @@ def print_report(report: Mapping[str, Any], file: TextIO | None = None) -> None:
 def _overall(report: Mapping[str, Any], comparisons: Mapping[str, Any]) -> Table:
     title = f"{report['target']} · {report['dtype']} · {report['workload']['prompts']} prompts"
     table = _table("arm", title)
-    for heading in (*_HEADINGS, "same/tie/other"):
+    for heading in (*_HEADINGS, *extra_headings(report), "same/tie/other"):
         table.add_column(heading, justify="right")
     for name, results in report["results"].items():
         overall, comparison = results["overall"], comparisons.get(name)
@@ -69,6 +71,7 @@ def _overall(report: Mapping[str, Any], comparisons: Mapping[str, Any]) -> Table
             "1" if comparison is None else ratio_text(comparison),
             "" if comparison is None else _verdict(comparison["verdict"]),
             *_speed_cells(overall),
+            *extra_cells(report, overall),
             _answers_cell(report["lossless"].get(name)),
         )
     return table
@@ -76,11 +79,12 @@ def _overall(report: Mapping[str, Any], comparisons: Mapping[str, Any]) -> Table
 
 def _by_category(report: Mapping[str, Any], name: str, comparison: Mapping[str, Any]) -> Table:
     table = _table("category", f"{name} by category")
-    for heading in _HEADINGS:
+    for heading in (*_HEADINGS, *extra_headings(report)):
         table.add_column(heading, justify="right")
     for category, part in comparison["categories"].items():
         result = report["results"][name]["categories"][category]
-        table.add_row(escape(category), ratio_text(part), _verdict(part["verdict"]), *_speed_cells(result))
+        cells = (*_speed_cells(result), *extra_cells(report, result))
+        table.add_row(escape(category), ratio_text(part), _verdict(part["verdict"]), *cells)
     return table
 
 
@@ -113,10 +117,15 @@ def notes(report: Mapping[str, Any]) -> list[str]:
             f"Too noisy to decide anything: {report['baseline']} {report['too_noisy_reason']}. Every verdict is "
             "undecided; measure on a quieter machine or with more passes."
         )
+    lines += _sitting_note(report)
+    lines += failure_notes(report)
+    lines += report.get("remarks", [])
     loops = report["loops"][report["baseline"]]
-    lines.append(
-        f"{loops['looping']} of {loops['prompts']} answers of {report['baseline']} loop (over 15 % repeated 4-grams)."
-    )
+    if loops["prompts"]:
+        lines.append(
+            f"{loops['looping']} of {loops['prompts']} answers of {report['baseline']} loop (over 15 % repeated "
+            "4-grams)."
+        )
     for comparison in report["comparisons"]:
         name = comparison["arm"]
         if loops["looping"]:
@@ -132,9 +141,14 @@ def notes(report: Mapping[str, Any]) -> list[str]:
                 f"{comparison['against']}, checking them takes {theory['verify_cost_ratio']:.2f} times as long as one."
             )
         lines += _cache_note(report, name)
-        different = report["lossless"][name]["different"]
+        answers = report["lossless"][name]
+        different = 0 if answers is None else answers["different"]
+        if answers is None and not imported(report):
+            lines.append(f"{name}: not compared with the answers of {comparison['against']}: token ids are not told.")
         if different:
-            lines.append(f"{name}: {different} answers differ from {comparison['against']} beyond rounding.")
+            beyond = "" if imported(report) else " beyond rounding"
+            lines.append(f"{name}: {different} answers differ from {comparison['against']}{beyond}.")
+        lines += _stop_note(report, name)
     floors = report.get("noise", {})  # reports of former versions do not have it
     noise = [f"{name} {ratio_text(floor)}" for name, floor in floors.items() if floor is not None]
     if noise:
@@ -143,7 +157,36 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         changed = entry["prompts_answered_differently"]
         if changed:
             lines.append(f"{name}: answered {changed} prompts differently from pass to pass.")
-    return lines
+    return lines + extra_notes(report)
+
+
+def imported(report: Mapping[str, Any]) -> bool:
+    """Whether another program measured: nothing is known of how its engines took turns, nor of near ties."""
+    return "imported_from" in report
+
+
+def _sitting_note(report: Mapping[str, Any]) -> list[str]:
+    before = report["provenance"].get("resumed")
+    if not before:
+        return []
+    return [
+        f"{before['blocks']} blocks were measured in an earlier run, begun {before['started_at']}, which was "
+        "interrupted; this one went on after them."
+    ]
+
+
+def _stop_note(report: Mapping[str, Any], name: str) -> list[str]:
+    """Why vLLM counts more accepted drafts than reached the answers."""
+    overall = report["results"][name]["overall"]
+    accepted, emitted = overall["num_accepted_tokens"], overall["num_emitted_accepted_tokens"]
+    if accepted is None or emitted is None or accepted == emitted:
+        return []
+    ends = overall.get("finish_reasons", {})
+    reasons = ", ".join(f"{count} {reason}" for reason, count in ends.items())
+    return [
+        f"{name}: vLLM counts {accepted:,} accepted drafts, the answers have {emitted:,} tokens more than steps: "
+        f"drafts behind an answer's end are accepted, then cut off (ends: {reasons}). Tokens/forward is of the latter."
+    ]
 
 
 def _decision_notes(comparison: Mapping[str, Any]) -> list[str]:
@@ -223,8 +266,9 @@ def show_progress() -> Iterator[Progress]:
         task = bar.add_task("starting", total=None)
 
         def report(what: str, done: int, total: int) -> None:
-            if done == 0 and total and bar.tasks[0].total is None:
-                bar.reset(task, total=total)  # the time left is that of the measurement, not of the start
+            if total and bar.tasks[0].total is None:
+                # The time left is that of the measurement, not of the start, nor of what was measured before.
+                bar.reset(task, total=total, completed=done)
             bar.update(task, description=escape(what), completed=done, total=total or None)
 
         yield report
