@@ -80,9 +80,9 @@ def _parser() -> argparse.ArgumentParser:
         """specplug compare --model MODEL --arm lookup='{"method": "specplug:prompt_lookup", \\
       "num_speculative_tokens": 8}'""",
     )
-    from vllm_specplug.compare import run
+    from vllm_specplug.compare import command as compare
 
-    run.add_arguments(command)
+    compare.add_arguments(command)
 
     command = _add(
         commands,
@@ -206,9 +206,9 @@ def _plan(parsed: argparse.Namespace) -> int:
 
 
 def _compare(parsed: argparse.Namespace) -> int:
-    from vllm_specplug.compare import run
+    from vllm_specplug.compare import command
 
-    return run.main(parsed)
+    return command.main(parsed)
 
 
 def _report(parsed: argparse.Namespace) -> int:

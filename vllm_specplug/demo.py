@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="measure for so many seconds at most, by using fewer prompts of each category (%(default)s)",
     )
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="length of an answer (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=48, metavar="N", help="length of an answer (%(default)s)")
     parser.add_argument("--passes", type=int, default=2, metavar="N", help="times each arm answers (%(default)s)")
     parser.add_argument(
         "--dtype",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_specplug.compare import run
+from vllm_specplug.compare import command
 from vllm_specplug.compare.arms import Arm, target_of
 from vllm_specplug.compare.arms_file import ArmsFile, load_arms
 from vllm_specplug.errors import CompareError
@@ -110,13 +110,13 @@ def test_command_line_goes_before_the_file(tmp_path: Path, monkeypatch: pytest.M
         asked.append((model, [arm.name for arm in arms], workload.prompts[0].text))
         raise AskedError
 
-    monkeypatch.setattr(run, "run_and_show", note)
+    monkeypatch.setattr(command, "run_and_show", note)
     parser = argparse.ArgumentParser()
-    run.add_arguments(parser)
+    command.add_arguments(parser)
     given = ["--arms", str(file), "--arm", "b=null"]
     for more in ([], ["--model", "given", "--prompts", str(tmp_path / "other.jsonl")]):
         with pytest.raises(AskedError):
-            run.main(parser.parse_args(given + more))
+            command.main(parser.parse_args(given + more))
     assert asked == [
         ("of-the-file", ["a", "b"], "of the file"),
         ("given", ["a", "b"], "of the command line"),
