@@ -73,7 +73,8 @@ def _verdicts(report: Mapping[str, Any]) -> str:
         )
     margin = 100 * report["settings"]["margin"]
     explained = (
-        "Ratio of output tokens a second, each category weighing the same. Faster or slower: the interval excludes 1, and a t test agrees. "
+        "Ratio of output tokens a second, each category weighing the same. Faster or slower: the interval excludes 1, "
+        "and a t test agrees. "
         f"No difference: it lies within {margin:g} % of 1. Undecided: neither; more prompts would tell."
     )
     remarks = "".join(f"<li>{escape(line)}</li>" for line in notes(report))
