@@ -103,7 +103,7 @@ class DraftModelProposer(Proposer):
 
     @classmethod
     def check(cls, options: DraftModelOptions, engine: EngineInfo) -> None:
-        """Refuse a list of tokens that cannot be read or does not fit the target.
+        """Refuse a list of tokens that cannot be read, or holds one that target or draft has not.
 
         Raises:
             ConfigError: naming the file and what is wrong with it.
@@ -111,7 +111,8 @@ class DraftModelProposer(Proposer):
         if options.use_heterogeneous_vocab:  # no list is used
             return
         try:
-            draft_vocab.find(options.draft_vocab, options.model, engine.vocab_size)
+            num_outputs = min(engine.vocab_size, engine.draft_vocab_size or engine.vocab_size)
+            draft_vocab.find(options.draft_vocab, options.model, num_outputs)
         except ModelError as error:
             raise ConfigError(f"proposer 'draft_model': {error}") from error
 
@@ -124,7 +125,7 @@ class DraftModelProposer(Proposer):
         self._logits = self._draft.logits
         ids = None
         if not self.options.use_heterogeneous_vocab:
-            ids = draft_vocab.find(self.options.draft_vocab, self.options.model, self.engine.vocab_size)
+            ids = draft_vocab.find(self.options.draft_vocab, self.options.model, self._draft.vocab_size)
         if ids is not None:
             self._token_ids = torch.tensor(ids, dtype=torch.int64, device=self.engine.device)
             self._logits = self._draft.logits_of(self._token_ids)

@@ -69,6 +69,8 @@ class EngineInfo:
     tp_size: int = 1
     model: str = ""
     """Name or path of the target, as the engine was given it."""
+    draft_vocab_size: int | None = None
+    """Of the second model; None unless `Capabilities.runs_draft_model`."""
 
 
 @dataclass(frozen=True, slots=True)

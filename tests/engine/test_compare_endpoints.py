@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from conftest import LOOKUP
+from servers import serving
 
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.endpoint_address import Endpoint
@@ -26,44 +18,6 @@ from vllm_specplug.compare.workload import load_workload
 
 SETTINGS = CompareSettings(dtype="float32", max_tokens=48, max_model_len=256, enforce_eager=True, kv_cache_gib=0.1)
 DRAFTING = {"method": LOOKUP, "num_speculative_tokens": 4, "min_confidence": 0.0}
-
-
-@contextmanager
-def serving(model: str, log: Path, speculative: dict[str, Any] | None) -> Iterator[str]:
-    """A server of the model; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vllm_specplug", "serve", model, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--max-model-len", "256", "--enforce-eager", "--max-num-seqs", "8"]
-    command += ["--served-model-name", "tiny", "--kv-cache-memory-bytes", str(1 << 26)]
-    if speculative is not None:
-        command += ["--speculative-config", json.dumps(speculative)]
-    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
-    with log.open("w") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=sink, env=environment, start_new_session=True)
-    try:
-        _wait_until_healthy(process, port, log)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        assert process.poll() is None, f"the server ended: {log.read_text()[-3000:]}"
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(1)
-    pytest.fail(f"the server did not come up: {log.read_text()[-3000:]}")
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +31,14 @@ def report(tiny_text: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with ExitStack() as stack:
-        plain = stack.enter_context(serving(tiny_text, folder / "plain.log", None))
-        drafting = stack.enter_context(serving(tiny_text, folder / "drafting.log", DRAFTING))
+        plain, drafting = (
+            stack.enter_context(serving(tiny_text, folder / f"{name}.log", config, "--served-model-name", "tiny"))
+            for name, config in (("plain", None), ("drafting", DRAFTING))
+        )
         arms = [
             Arm("offline", DRAFTING),
-            Arm("plain", endpoint=Endpoint(plain, "tiny")),
-            Arm("served", endpoint=Endpoint(drafting, "tiny")),
+            Arm("plain", endpoint=Endpoint(f"http://127.0.0.1:{plain}/v1", "tiny")),
+            Arm("served", endpoint=Endpoint(f"http://127.0.0.1:{drafting}/v1", "tiny")),
         ]
         report = run_compare(tiny_text, arms, load_workload(folder / "prompts.jsonl"), SETTINGS)
     write_report(report, folder / "report.json")

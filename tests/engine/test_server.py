@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import SCRIPTED, MakeEngine
 from models import CHARACTERS
+from servers import serving
 from vllm import SamplingParams
 
 PROMPT = "abcabcabc"
@@ -73,38 +68,9 @@ def server(tiny_text: str, answer: list[int], tmp_path_factory: pytest.TempPathF
         "fault": "out_of_vocabulary",
         "fault_every": 3,
     }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log"
-    command = [sys.executable, "-m", "vllm_specplug", "serve", tiny_text, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--max-model-len", "256", "--enforce-eager", "--max-num-seqs", "8"]
-    command += ["--kv-cache-memory-bytes", str(1 << 26), "--speculative-config", json.dumps(speculative)]
-    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
-    with log.open("w") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=sink, env=environment, start_new_session=True)
-    try:
-        _wait_until_healthy(process, port, log)
+    with serving(tiny_text, log, speculative) as port:
         yield Server(port, tiny_text, log)
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        assert process.poll() is None, f"the server ended: {log.read_text()[-3000:]}"
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(1)
-    pytest.fail(f"the server did not come up: {log.read_text()[-3000:]}")
 
 
 def test_served_text_is_the_targets_own_and_counters_reach_metrics_v1(server: Server, answer: list[int]) -> None:

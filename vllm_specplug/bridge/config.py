@@ -37,6 +37,7 @@ def engine_info(vllm_config: VllmConfig, tp_rank: int = 0) -> EngineInfo:
     """What a proposer may know of the engine."""
     model = vllm_config.model_config
     scheduler = vllm_config.scheduler_config
+    draft = vllm_config.speculative_config.draft_model_config
     return EngineInfo(
         vocab_size=model.get_vocab_size(),
         hidden_size=model.get_hidden_size(),
@@ -49,6 +50,7 @@ def engine_info(vllm_config: VllmConfig, tp_rank: int = 0) -> EngineInfo:
         tp_rank=tp_rank,
         tp_size=vllm_config.parallel_config.tensor_parallel_size,
         model=model.model,
+        draft_vocab_size=draft.get_vocab_size() if vllm_config.speculative_config.uses_draft_model() else None,
     )
 
 

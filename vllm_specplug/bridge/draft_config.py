@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from vllm_specplug import draft_vocab
 from vllm_specplug.bridge import contract, patches
-from vllm_specplug.errors import ConfigError, ModelError
+from vllm_specplug.errors import ConfigError
 from vllm_specplug.options import ProposerSpec
 
 if TYPE_CHECKING:
@@ -87,11 +86,6 @@ def make(spec: ProposerSpec, target: Mapping[str, Any]) -> SpecplugConfig:
         )
     if not config.use_heterogeneous_vocab:
         _check_vocabularies(label, config.draft_model_config, config.target_model_config)
-        num_outputs = min(config.draft_model_config.get_vocab_size(), config.target_model_config.get_vocab_size())
-        try:
-            draft_vocab.find(spec.options.get("draft_vocab"), model, num_outputs)
-        except ModelError as error:
-            raise ConfigError(f"{label}: {error}") from error
     if config.draft_model_config.max_model_len < config.target_model_config.max_model_len:
         logger.warning(
             "specplug: the draft model may be %d tokens long, the target %d: requests go on without drafts from there",

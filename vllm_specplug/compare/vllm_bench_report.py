@@ -20,7 +20,7 @@ from vllm_specplug.compare.cost import cost_per_million_tokens
 from vllm_specplug.compare.goodput import Slo
 from vllm_specplug.compare.report import METRIC
 from vllm_specplug.compare.report_format import SCHEMA
-from vllm_specplug.compare.statistics import PromptSpeed, percentiles_ms
+from vllm_specplug.compare.statistics import PromptSpeed, acceptance, percentiles_ms
 from vllm_specplug.compare.unpaired import Request, compare_samples
 from vllm_specplug.compare.verdicts import Rule, decide, verdict
 from vllm_specplug.compare.vllm_bench import MADE_BY, BenchRequest, BenchResult, read_bench_result
@@ -185,17 +185,7 @@ def _results(arm: _Arm, asked: Asked) -> dict[str, Any]:
         # Of the server's whole output: here requests share it.
         "cost_per_million_tokens": cost_per_million_tokens(tokens / arm.result.duration_s, asked.price),
     }
-    drafts = {
-        "tokens_per_forward": None,
-        "acceptance_length": None,
-        "acceptance_rate": None,
-        "acceptance_per_position": None,
-        "num_drafts": None,
-        "num_draft_tokens": None,
-        "num_accepted_tokens": None,
-        "num_emitted_accepted_tokens": None,
-    }
-    result = {**numbers, **drafts, **(arm.result.acceptance or {})}
+    result = {**numbers, **acceptance((), None), **(arm.result.acceptance or {})}
     return {"overall": result, "categories": {CATEGORY: result}}
 
 
