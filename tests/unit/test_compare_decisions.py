@@ -10,8 +10,9 @@ from run_cases import run_of_itself
 
 from vllm_specplug.compare.arms import Arm, with_baseline, with_second_baseline
 from vllm_specplug.compare.command import add_arguments, main
+from vllm_specplug.compare.notes import notes
 from vllm_specplug.compare.report_format import validate
-from vllm_specplug.compare.terminal import notes, power_lines
+from vllm_specplug.compare.terminal import power_lines
 from vllm_specplug.errors import CompareError
 
 

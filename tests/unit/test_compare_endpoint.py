@@ -17,11 +17,11 @@ from vllm_specplug.compare.endpoint import MAX_FAILED_IN_A_ROW, EndpointArm, End
 from vllm_specplug.compare.endpoint_address import Endpoint
 from vllm_specplug.compare.endpoint_http import Http
 from vllm_specplug.compare.measure import UNKNOWN_TOKEN
+from vllm_specplug.compare.notes import notes
 from vllm_specplug.compare.page import render_page
 from vllm_specplug.compare.prompt import Prompt
 from vllm_specplug.compare.report_format import validate
 from vllm_specplug.compare.run import CompareSettings, run_compare
-from vllm_specplug.compare.terminal import notes
 from vllm_specplug.compare.workload import Workload
 from vllm_specplug.errors import CompareError, EndpointError
 

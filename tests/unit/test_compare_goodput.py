@@ -16,10 +16,11 @@ from vllm_specplug.compare.cost import Price, cost_per_million_tokens, price_of
 from vllm_specplug.compare.goodput import Slo, goodput, parse_slo
 from vllm_specplug.compare.markdown import render_markdown
 from vllm_specplug.compare.measure import Answer, Block
+from vllm_specplug.compare.notes import notes
 from vllm_specplug.compare.page import render_page
 from vllm_specplug.compare.report_format import validate
 from vllm_specplug.compare.statistics import summarise
-from vllm_specplug.compare.terminal import notes, print_report
+from vllm_specplug.compare.terminal import print_report
 from vllm_specplug.errors import CompareError
 
 ASKED = Asked(parse_slo("ttft_ms<200,e2e_ms<1500"), Price(1.8, 2))

@@ -15,7 +15,8 @@ from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.engine import EngineProcess, last_error_line, running
 from vllm_specplug.compare.measure import MAX_WARM_UP_ROUNDS, Answer, Block, measure, measure_within, warm_up
 from vllm_specplug.compare.prompt import Prompt
-from vllm_specplug.compare.run import CompareSettings, engine_arguments
+from vllm_specplug.compare.settings import CompareSettings
+from vllm_specplug.compare.start import engine_arguments
 from vllm_specplug.compare.worker import _gained
 from vllm_specplug.compare.workload import Workload
 from vllm_specplug.errors import CompareError
@@ -261,3 +262,14 @@ def test_budget_limits_rounds_and_never_cuts_one_short(
     )
     assert {len(found) for found in blocks.values()} == {expected * 2 * 2}
     assert seen[-1] == (expected * 8, expected * 8)
+
+
+def test_run_of_many_prompts_may_take_longer_and_as_long_as_they_come(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_worker(monkeypatch, tmp_path, "import time; time.sleep(60)")
+    monkeypatch.setattr(engine_module, "_PROMPT_TIMEOUT_S", 0.1)
+    process = EngineProcess(Arm("a"), tmp_path, timeout_s=0.25)
+    with pytest.raises(CompareError, match=r"^arm 'a' gave no answer for 0\.75 s; full log: "):
+        process.request("generate", prompts=[[1], [2]], max_tokens=[1, 1], arrival_s=[0.0, 0.3])
+    process.close()

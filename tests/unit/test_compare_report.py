@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import itertools
 import json
-import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +15,15 @@ from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.asked import NOTHING_MORE, Asked
 from vllm_specplug.compare.lossless import Difference
 from vllm_specplug.compare.measure import Answer, Block, DraftCounts
+from vllm_specplug.compare.notes import notes
 from vllm_specplug.compare.page import render_page
 from vllm_specplug.compare.prompt import Prompt
 from vllm_specplug.compare.report import Measured, build_report
 from vllm_specplug.compare.report_format import read_report, validate, write_report, write_text
-from vllm_specplug.compare.terminal import PlainProgress, notes, print_report
+from vllm_specplug.compare.terminal import PlainProgress, print_report
 from vllm_specplug.compare.workload import Workload
 from vllm_specplug.errors import CompareError
 
-EVIL = "<script>alert('x')</script>"
 TOKENS = 12
 
 
@@ -181,6 +178,8 @@ def test_json_round_trip(tmp_path: Path) -> None:
             "1",
             "results.arm.categories.maths.cost_per_million_tokens is '1', expected a number or null",
         ),
+        (("recommendation", "sentences"), [1], "recommendation is {'sentences': [1], 'withheld': None, "),
+        (("recommendation", "overall"), {"outcome": "buy", "arms": []}, "recommendation is {'sentences': "),
         (("comparisons", 0, "against"), "b", "comparisons[0].against: no arm is called 'b'; arms: baseline, arm"),
         (("lossless", "arm", "identical"), 5, "lossless.arm: identical + near_ties + different is not prompts (6)"),
         (("theory", "arm", "predicted_speedup"), True, "theory.arm.predicted_speedup is True, expected a number or"),
@@ -199,7 +198,7 @@ def test_wrong_key_is_named(where: tuple[Any, ...], value: Any, message: str) ->
 
 def test_report_of_a_former_version_is_valid_without_the_keys_it_did_not_have() -> None:
     report = make_report()
-    for key in ("noise", "too_noisy", "too_noisy_reason", "asked"):
+    for key in ("noise", "too_noisy", "too_noisy_reason", "asked", "recommendation"):
         del report[key]
     for arm in report["arms"]:
         del arm["kv_cache"]
@@ -258,61 +257,6 @@ def test_unreadable_report_is_one_line(tmp_path: Path) -> None:
         read_report(tmp_path / "absent.json")
 
 
-class Outline(HTMLParser):
-    """Tags and attributes of a page, and whether every tag that was opened is closed."""
-
-    VOID = ("meta", "br", "line", "circle", "rect", "polyline")
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-
-@pytest.mark.parametrize("drafts", [True, False])
-def test_page_is_self_contained_and_well_formed(drafts: bool) -> None:
-    page = render_page(make_report(drafts))
-    outline = Outline(page)
-    assert not outline.open
-    assert not re.search(r"https?://|url\(|@import", page)
-    names = {tag for tag, _ in outline.tags}
-    assert not names & {"script", "link", "img", "iframe", "object"}
-    assert not any(key in attributes for _, attributes in outline.tags for key in ("src", "href", "onload"))
-
-
-def test_page_is_accessible() -> None:
-    page = render_page(make_report())
-    outline = Outline(page)
-    tags = [tag for tag, _ in outline.tags]
-    assert '<html lang="en">' in page
-    assert tags.count("h1") == 1
-    levels = [int(tag[1]) for tag in tags if re.fullmatch(r"h[1-6]", tag)]
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
-    assert tags.count("caption") == tags.count("table")
-    assert all(attributes.get("scope") for tag, attributes in outline.tags if tag == "th")
-    drawings = [attributes for tag, attributes in outline.tags if tag == "svg"]
-    assert drawings
-    assert all(attributes.get("role") == "img" for attributes in drawings)
-    assert tags.count("desc") == len(drawings)
-    assert tags.count("title") == len(drawings) + 1
-
-
-def test_page_escapes_every_text() -> None:
-    page = render_page(make_report(evil=EVIL))
-    assert "<script" not in page
-    assert "&lt;script&gt;alert" in page
-
-
 def test_terminal_shows_each_arm_and_category() -> None:
     file = io.StringIO()
     print_report(make_report(), file)
@@ -320,6 +264,16 @@ def test_terminal_shows_each_arm_and_category() -> None:
     for expected in ("baseline", "arm", "copying", "maths", "2.00x", "faster", "3.00", "4/1/1"):
         assert expected in text, expected
     assert "arm: 1 answers differ from baseline beyond rounding." in text
+
+
+def test_verdict_comes_first_and_is_in_the_report() -> None:
+    assert make_report()["recommendation"]["sentences"] == [
+        "arm is not recommended: 1 of 6 answers differ from those of baseline beyond rounding.",
+        "No arm is left to take the place of baseline.",
+    ]
+    file = io.StringIO()
+    print_report(make_report(), file)
+    assert file.getvalue().startswith("Verdict. arm is not recommended: 1 of 6 answers differ from those of baseline ")
 
 
 def test_terminal_takes_names_literally() -> None:

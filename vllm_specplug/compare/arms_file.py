@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_specplug import jsonl
+from vllm_specplug import strict_yaml
 from vllm_specplug.compare.arms import Arm, check_name
 from vllm_specplug.compare.endpoint_address import parse_endpoint
 from vllm_specplug.errors import CompareError
@@ -45,7 +44,8 @@ def load_arms(path: str | Path) -> ArmsFile:
         CompareError: the file cannot be read, or what is wrong in it, with the arm's name.
     """
     file = Path(path)
-    rows = _mapping(file, jsonl.read_text(file, "the arms", CompareError))
+    expected = "a mapping of arms' names, for example 'baseline: null'"
+    rows = strict_yaml.load_mapping(file, "the arms", CompareError, expected)
     for key in _DEFAULTS:
         if rows.get(key) is not None and not isinstance(rows[key], str):
             raise CompareError(f"{file}: {key!r} must be a text, found {rows[key]!r}; no arm can have this name")
@@ -77,35 +77,3 @@ def _object(name: str, key: str, value: Any) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise CompareError(f"arm {name!r}: {key!r} must be a mapping or null, found {value!r}")
     return value or {}
-
-
-def _mapping(file: Path, text: str) -> Mapping[Any, Any]:
-    try:
-        import yaml
-    except ImportError as error:
-        raise CompareError(
-            "--arms needs PyYAML, which is not installed; pip install 'vllm-specplug[compare]'"
-        ) from error
-
-    class Loader(yaml.SafeLoader):
-        """Refuses what YAML's own loader overwrites in silence: a key that comes twice."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            for key in keys:
-                if keys.count(key) > 1:
-                    line = node.start_mark.line + 1
-                    raise CompareError(
-                        f"{file}: {key!r} is there {keys.count(key)} times in what begins at line {line}"
-                    )
-            return super().construct_mapping(node, deep)
-
-    try:
-        found = yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f":{mark.line + 1}"
-        raise CompareError(f"{file}{where}: not YAML ({getattr(error, 'problem', None) or error})") from error
-    if not isinstance(found, dict) or not found:
-        raise CompareError(f"{file}: expected a mapping of arms' names, for example 'baseline: null'; found {found!r}")
-    return found

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
-from vllm_specplug.compare import asked, outputs
+from vllm_specplug.compare import asked, levels, outputs, staging_command
 from vllm_specplug.compare.arms import BASELINE, parse_arm, with_baseline, with_second_baseline
 from vllm_specplug.compare.arms_file import ArmsFile, load_arms
 from vllm_specplug.compare.asked import asked_for
 from vllm_specplug.compare.endpoint import DEFAULT_SETTINGS, EndpointSettings
 from vllm_specplug.compare.gate import check_gates, exit_code, parse_gates
+from vllm_specplug.compare.levels import load_plan
 from vllm_specplug.compare.power import check_effect
 from vllm_specplug.compare.quantity import Known
-from vllm_specplug.compare.run import CompareSettings, run_and_show
+from vllm_specplug.compare.run import run_and_show
+from vllm_specplug.compare.settings import CompareSettings
 from vllm_specplug.compare.terminal import power_lines
 from vllm_specplug.compare.workload import load_workload
 from vllm_specplug.errors import CompareError
@@ -30,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=JSON",
         help="what to compare: a name and a speculative config, or null for none; its key 'engine_args' holds further "
         'arguments of vllm.LLM; or a running server, as {"endpoint": URL, "model": NAME}; may be repeated',
+    )
+    parser.add_argument(
+        "--staging-log",
+        nargs="+",
+        metavar="PATH",
+        help="measure nothing: compare the arms of a deployment by what its routers have logged (files, or folders)",
     )
     parser.add_argument("--arms", metavar="FILE", help="YAML with arms by name, and 'model' and 'prompts' if wanted")
     parser.add_argument("--timeout-s", type=float, default=DEFAULT_SETTINGS.timeout_s, help="endpoints' (%(default)s)")
@@ -48,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default=defaults.dtype, help="(%(default)s)")
     parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="prompts at once (%(default)s)")
     parser.add_argument("--passes", type=int, default=defaults.num_passes, metavar="N", help="(%(default)s)")
+    levels.add_arguments(parser)
     parser.add_argument("--budget-s", type=float, metavar="S", help="use as many prompts as S seconds allow")
     parser.add_argument("--power", type=float, metavar="EFFECT", help="say how many prompts find it; 0.05: 5 %% faster")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
@@ -69,6 +79,8 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         CompareError: for the caller to print.
     """
+    if args.staging_log:
+        return staging_command.main(args, _defaults())
     settings = CompareSettings(
         dtype=args.dtype,
         max_tokens=args.max_tokens,
@@ -82,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
     )
     if args.power is not None:
         check_effect(args.power)
-    extra = asked_for(args)
+    extra, load = asked_for(args), load_plan(args)
     if args.fresh and not args.out:
         raise CompareError("--fresh forgets what is kept beside --out, which is not given; add it or leave --fresh out")
     file = ArmsFile(()) if args.arms is None else load_arms(args.arms)
@@ -91,7 +103,8 @@ def main(args: argparse.Namespace) -> int:
         arms = with_second_baseline(arms, args.baseline)
     workload = load_workload(args.prompts or file.prompts, args.category, args.limit)
     names = tuple(arm.name for arm in with_baseline(arms, args.baseline))
-    gates = parse_gates(args.fail_if, Known(names, workload.categories, args.baseline))
+    level_names = () if load is None else tuple(level.name for level in load.levels)
+    gates = parse_gates(args.fail_if, Known(names, workload.categories, args.baseline, level_names))
     report = run_and_show(
         args.model or file.model,
         arms,
@@ -108,7 +121,15 @@ def main(args: argparse.Namespace) -> int:
         keep_journal=bool(args.out),
         fresh=args.fresh,
         endpoint_settings=EndpointSettings(args.timeout_s, args.tokenizer),
+        load=load,
     )
     for line in [] if args.power is None else power_lines(report, args.power):
         print(line, file=sys.stderr if args.json else sys.stdout)
     return exit_code(check_gates(gates, report))
+
+
+def _defaults() -> dict[str, Any]:
+    """The arguments' values where nothing is given."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return vars(parser.parse_args([]))

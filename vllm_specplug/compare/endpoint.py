@@ -19,6 +19,7 @@ from vllm_specplug.chat import chat_tokens
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.endpoint_http import Http
 from vllm_specplug.compare.endpoint_metrics import Counters, read_counters
+from vllm_specplug.compare.endpoint_pacing import send_paced
 from vllm_specplug.compare.endpoint_stream import read_answer
 from vllm_specplug.compare.worker import TOP_LOGPROBS
 from vllm_specplug.errors import CompareError, EndpointError
@@ -64,6 +65,7 @@ class EndpointArm:
         self._is_vllm = False
         self._extras: dict[str, Any] = {"return_token_ids": True}
         self._failed_in_a_row = 0
+        self._lock = threading.Lock()
         try:
             self._http = Http(self._endpoint, settings.timeout_s)
         except CompareError as error:
@@ -94,7 +96,7 @@ class EndpointArm:
         """See whether the server can be measured, and what it tells of itself, as `Worker.start` does.
 
         Returns:
-            What no endpoint tells is "unknown" or null: torch, python, dtype, kv_cache.
+            What no endpoint tells is "unknown" or null: torch, python, dtype, max_num_seqs, kv_cache.
         Raises:
             CompareError, EndpointError: it cannot be reached, lacks the model, or does not stream an answer.
         """
@@ -114,6 +116,7 @@ class EndpointArm:
             "python": UNKNOWN,
             "max_model_len": length if isinstance(length, int) else None,
             "dtype": UNKNOWN,
+            "max_num_seqs": None,
             "kv_cache": None,
         }
 
@@ -138,47 +141,37 @@ class EndpointArm:
                 ) from error
         return found
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> dict[str, Any]:
-        """Answer some prompts at once, greedily, each in a stream of its own.
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: Sequence[int],
+        arrival_s: Sequence[float] | None = None,
+        at_once: int | None = None,
+    ) -> dict[str, Any]:
+        """Answer some prompts greedily, each in a stream of its own.
 
         Times are those of a client: they hold the network's, and what the server does besides. num_forwards counts
         chunks with tokens, which are the target's steps only when vLLM is asked directly; null when the server is not
         known to be vLLM, since a proxy that puts chunks together would make it and tokens_per_forward wrong.
 
         Args:
-            prompts: token ids.
-            max_tokens: output tokens at most, of each prompt.
+            prompts, max_tokens, arrival_s, at_once: as `Worker.generate`.
         Returns:
             As `Worker.generate`; an output also has `text` or, where its request failed, `error` ("kind: what").
+            num_preemptions: None.
         """
         before = self._counters()
-        outputs: list[dict[str, Any] | BaseException | None] = [None] * len(prompts)
-        start = time.perf_counter()
-
-        def answer(index: int) -> None:
-            try:
-                outputs[index] = self._answer(prompts[index], max_tokens[index], start)
-            except BaseException as error:  # it must not get lost in this thread
-                outputs[index] = error
-
-        # Daemons: who is interrupted does not wait for a server that does not answer.
-        threads = [threading.Thread(target=answer, args=(index,), daemon=True) for index in range(len(prompts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        done: list[dict[str, Any]] = []
-        for output in outputs:
-            if isinstance(output, BaseException):
-                raise output
-            assert output is not None
-            done.append(output)
-            self._failed_in_a_row = self._failed_in_a_row + 1 if output.get("error") else 0
-        seconds = max((output["e2e_s"] for output in done), default=0.0)
+        outputs = send_paced(
+            lambda index, came: self._answer(prompts[index], max_tokens[index], came),
+            arrival_s or [0.0] * len(prompts),
+            at_once,
+            hurry=lambda: self._given_up,
+        )
+        seconds = max((output["arrival_s"] + output["e2e_s"] for output in outputs), default=0.0)
         after = None if before is None else self._counters()
-        num_tokens = sum(len(output["token_ids"]) for output in done)
+        num_tokens = sum(len(output["token_ids"]) for output in outputs)
         counts = None if before is None or after is None else after.since(before, num_tokens)
-        return {"seconds": seconds, "outputs": done, "counts": counts}
+        return {"seconds": seconds, "outputs": outputs, "counts": counts, "num_preemptions": None}
 
     def logprobs(self, prefixes: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
         """As `Worker.logprobs`; a server that gives no log-probabilities knows none of the candidates."""
@@ -259,15 +252,24 @@ class EndpointArm:
             self._extras = {}  # perhaps it refuses what is not OpenAI's
             self._complete(tokens, 1, time.perf_counter())
 
+    @property
+    def _given_up(self) -> bool:
+        return self._failed_in_a_row >= MAX_FAILED_IN_A_ROW
+
     def _answer(self, prompt: Sequence[int], max_tokens: int, start: float) -> dict[str, Any]:
-        """One output; a failure is a part of what is measured."""
+        """One output; a failure is a part of what is measured. Several threads do this at once."""
         try:
-            if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW:
+            if self._given_up:
                 raise EndpointError(
                     "given_up", f"not asked: {self._failed_in_a_row} requests before it failed in a row"
                 )
-            return self._complete(prompt, max_tokens, start)
+            found = self._complete(prompt, max_tokens, start)
+            self._failed_in_a_row = 0
+            return found
         except EndpointError as error:
+            if error.kind not in ("given_up", "http_429"):  # who says that too much is asked is alive
+                with self._lock:
+                    self._failed_in_a_row += 1
             return {
                 "token_ids": [],
                 "num_forwards": None,

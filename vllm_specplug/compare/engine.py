@@ -24,6 +24,8 @@ from vllm_specplug.errors import CompareError
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _MAX_ERROR_CHARS = 400
+_PROMPT_TIMEOUT_S = 60.0
+"""A run under load is one answer, of any number of prompts."""
 
 
 def on_cpu() -> bool:
@@ -79,7 +81,7 @@ class EngineProcess:
 
         Args:
             log_folder: gets `<arm>.log`, all that vLLM prints.
-            timeout_s: longest wait for one answer; covers a compilation.
+            timeout_s: longest wait for one answer; covers a compilation. For many prompts it is longer.
         """
         self.arm = arm
         self.timeout_s = timeout_s
@@ -103,7 +105,8 @@ class EngineProcess:
             CompareError: the engine refused, died, or did not answer in time.
         """
         self.send(op, **args)
-        return self.receive()
+        prompts, arrival_s = args.get("prompts") or (), args.get("arrival_s") or (0.0,)
+        return self.receive(self.timeout_s + arrival_s[-1] + _PROMPT_TIMEOUT_S * len(prompts))
 
     def send(self, op: str, **args: Any) -> None:
         """Hand in a request whose answer `receive` waits for."""
@@ -114,12 +117,13 @@ class EngineProcess:
         except OSError as error:
             raise self._died() from error
 
-    def receive(self) -> Any:
-        """Wait for the answer to the request that was sent last."""
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Wait for the answer to the request that was sent last, `self.timeout_s` at most unless told otherwise."""
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], self.timeout_s)
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
         if not ready:
-            raise CompareError(f"arm {self.arm.name!r} gave no answer for {self.timeout_s:g} s; {self._log_hint()}")
+            raise CompareError(f"arm {self.arm.name!r} gave no answer for {timeout_s:g} s; {self._log_hint()}")
         line = self._process.stdout.readline()
         if not line:
             raise self._died()

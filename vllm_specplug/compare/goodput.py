@@ -84,12 +84,13 @@ def goodput(blocks: Sequence[Block], slo: Slo | None) -> dict[str, float] | None
 
 def _shares(answers: Sequence[Answer], slo: Slo) -> tuple[float, float]:
     """Of requests and of output tokens."""
-    good = [answer for answer in answers if _good(answer, slo)]
+    good = [answer for answer in answers if meets(answer, slo)]
     tokens = [sum(len(answer.token_ids) for answer in part) for part in (good, answers)]
     return len(good) / len(answers), tokens[0] / tokens[1] if tokens[1] else 0.0
 
 
-def _good(answer: Answer, slo: Slo) -> bool:
+def meets(answer: Answer, slo: Slo) -> bool:
+    """Whether a request that was answered stayed below all limits."""
     return slo.met_by(answer.ttft_s, answer.tpot_s, answer.e2e_s)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from vllm_specplug.compare.terminal import number, percent, ratio_text
+from vllm_specplug.compare.cells import number, percent, ratio_text
 from vllm_specplug.errors import CompareError
 
 HEADER = ("started", "specplug", "vllm", "commit", "arm", "ratio (95 %)", "verdict", "tok/s", "acc.rate")

@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vllm_specplug.compare import history, markdown, page
+from vllm_specplug.compare import history, markdown
 from vllm_specplug.compare.gate import Outcome
 from vllm_specplug.compare.history import HEADER, Entry
+from vllm_specplug.compare.page_parts import Section, document, list_of
+from vllm_specplug.compare.page_parts import table as page_table
 from vllm_specplug.compare.terminal import PLAIN_WIDTH
 
 _TITLE = "Speculative decoding over time"
@@ -42,11 +44,13 @@ def history_page(entries: Sequence[Entry]) -> str:
     """One HTML page; all text is escaped."""
     rows = [history.cells(row) for row in history.rows(entries)]
     head, *rest = _lines(entries)
-    items = "".join(f"<li>{escape_html(line)}</li>" for line in rest)
-    return page.document(
+    return document(
         _TITLE,
-        f"<h1>{_TITLE}</h1>\n<main>\n{page.table('A row per report and arm, oldest first', HEADER, rows)}\n"
-        f"<h2>The last two</h2>\n<p>{escape_html(head)}</p>\n<ul>{items}</ul>\n</main>",
+        "",
+        [
+            Section("reports", "Reports", page_table("A row per report and arm, oldest first", HEADER, rows)),
+            Section("changes", "The last two", f"<p>{escape_html(head)}</p>{list_of(rest)}"),
+        ],
     )
 
 

@@ -24,7 +24,7 @@ def before_start(
     """What is known before an engine starts, as JSON.
 
     Args:
-        settings: `run.CompareSettings` as a dictionary.
+        settings: `settings.CompareSettings` as a dictionary, and `load`.
     """
     commit, dirty = provenance.commit()
     identity = {

@@ -22,7 +22,7 @@ from vllm_specplug.errors import CompareError
 
 SCHEMA = "specplug.compare.journal/1"
 
-_Key = tuple[str, int, tuple[str, ...]]
+_Key = tuple[str, str | None, int, tuple[str, ...]]
 
 
 def journal_path(out: str | Path) -> Path:
@@ -87,9 +87,13 @@ class Journal:
             _refuse_another(self.path, self._head["identity"], self._identity)
         self._begun = True
 
-    def recall(self, arm: str, prompts: Sequence[Prompt], pass_index: int) -> Block | None:
-        """The block of these prompts, None where it was not measured."""
-        block = self._blocks.get((arm, pass_index, tuple(prompt.id for prompt in prompts)))
+    def recall(self, arm: str, prompts: Sequence[Prompt], pass_index: int, level: str | None = None) -> Block | None:
+        """The block of these prompts, None where it was not measured.
+
+        Args:
+            level: name of the level of load of which it is a run.
+        """
+        block = self._blocks.get((arm, level, pass_index, tuple(prompt.id for prompt in prompts)))
         if block is not None:
             self.recalled_s += block.seconds
         return block
@@ -216,4 +220,4 @@ def block_from_json(value: Mapping[str, Any]) -> Block:
 
 
 def _key(arm: str, block: Block) -> _Key:
-    return arm, block.pass_index, tuple(answer.prompt_id for answer in block.answers)
+    return arm, block.level, block.pass_index, tuple(answer.prompt_id for answer in block.answers)

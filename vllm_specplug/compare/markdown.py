@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_specplug.compare.cells import number, percent, ratio_text
 from vllm_specplug.compare.extra_columns import extra_cells, extra_headings
 from vllm_specplug.compare.gate import Outcome
-from vllm_specplug.compare.page import provenance_rows
-from vllm_specplug.compare.terminal import notes, number, percent, ratio_text
+from vllm_specplug.compare.load_show import LoadTable, load_tables
+from vllm_specplug.compare.notes import notes
+from vllm_specplug.compare.page_tables import provenance_rows
+from vllm_specplug.compare.sentences import sentences
 
 _MARKS = {"passed": "passed", "failed": "**failed**", "error": "**cannot be told**"}
 
@@ -20,11 +23,13 @@ def render_markdown(report: Mapping[str, Any], outcomes: Sequence[Outcome] = ())
     """Verdicts, gates, tables and notes; how it was measured is folded away. All text is escaped."""
     parts = [
         f"### Speculative decoding on {escape(Path(report['target']).name)}",
+        f"**{escape(' '.join(sentences(report)))}**",
         bullets(_verdict(comparison, report["lossless"][comparison["arm"]]) for comparison in report["comparisons"]),
         *([gate_table(outcomes)] if outcomes else []),
         _overall(report),
         _by_category(report),
         *_extras_by_category(report),
+        *map(_load, load_tables(report) if report.get("load") else ()),
         "**Before you believe it**",
         bullets(map(escape, notes(report))),
         folded("How it was measured", provenance_rows(report)),
@@ -92,6 +97,12 @@ def _extras_by_category(report: Mapping[str, Any]) -> list[str]:
         ]
         tables.append(table((f"{heading} by category", *map(escape, results)), rows))
     return tables
+
+
+def _load(found: LoadTable) -> str:
+    """A row for each level and arm."""
+    rows = [tuple(map(escape, row)) for row in found.rows]
+    return f"**{escape(found.title)}**\n\n{table(found.header, rows, num_texts=2)}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], num_texts: int = 1) -> str:

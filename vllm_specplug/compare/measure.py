@@ -63,11 +63,15 @@ class Answer:
     num_forwards: int | None
     """Steps of the target that gave tokens of this request, the one that read the prompt included; None: not known."""
     ttft_s: float
-    """From handing in the prompt to the end of the step that gave the first token."""
+    """From when the request came to the end of the step that gave the first token; waiting is in it."""
     e2e_s: float
     finish_reason: str | None
     error: str | None = None
     """Why there is no answer, "kind: what"; the numbers above then say nothing (`failed_requests`)."""
+    arrival_s: float = 0.0
+    """When the request came, from the start of its block; both times above count from here."""
+    sent_s: float = 0.0
+    """When it was handed in; later than it came where the engine was in a step, or the client was late."""
 
     @property
     def num_emitted_accepted_tokens(self) -> int | None:
@@ -86,15 +90,21 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Prompts of one category sent at once to one arm, in one pass."""
+    """Prompts of one category sent at once to one arm, in one pass; or a whole run of an arm under a level of load."""
 
     category: str
+    """"" under load, where all are mixed."""
     pass_index: int
     seconds: float
     """From handing in the first prompt to the end of the last answer."""
     answers: tuple[Answer, ...]
+    """Under load in the order they came."""
     drafts: DraftCounts | None
     """None: the arm does not speculate."""
+    level: str | None = None
+    """Name of the level of load; None: a block."""
+    num_preemptions: int | None = None
+    """How often a request lost its KV cache to others; None: not known."""
 
 
 class Record(Protocol):
@@ -103,7 +113,9 @@ class Record(Protocol):
     recalled_s: float
     """Seconds of all blocks that `recall` gave."""
 
-    def recall(self, arm: str, prompts: Sequence[Prompt], pass_index: int) -> Block | None: ...
+    def recall(
+        self, arm: str, prompts: Sequence[Prompt], pass_index: int, level: str | None = None
+    ) -> Block | None: ...
 
     def add(self, arm: str, block: Block) -> None: ...
 
@@ -165,7 +177,7 @@ def measure(
                         prompts=[list(token_ids[prompt.id]) for prompt in prompts],
                         max_tokens=[prompt.output_limit(max_tokens) for prompt in prompts],
                     )
-                    block = _block(raw, prompts, pass_index)
+                    block = block_of(raw, prompts, pass_index)
                     if record is not None:
                         record.add(name, block)
                 results[name].append(block)
@@ -216,7 +228,10 @@ def measure_within(
     return results
 
 
-def _block(raw: Mapping[str, Any], prompts: Sequence[Prompt], pass_index: int) -> Block:
+def block_of(
+    raw: Mapping[str, Any], prompts: Sequence[Prompt], pass_index: int, level: str | None = None
+) -> Block:
+    """What `worker.Worker.generate` answered, of these prompts; `level` where it was under load."""
     answers = tuple(
         Answer(
             prompt.id,
@@ -227,6 +242,8 @@ def _block(raw: Mapping[str, Any], prompts: Sequence[Prompt], pass_index: int) -
             output["e2e_s"],
             output["finish_reason"],
             output.get("error"),
+            output.get("arrival_s", 0.0),
+            output.get("sent_s", 0.0),
         )
         for prompt, output in zip(prompts, raw["outputs"], strict=True)
     )
@@ -241,4 +258,5 @@ def _block(raw: Mapping[str, Any], prompts: Sequence[Prompt], pass_index: int) -
             counts["num_steps"],
             counts["draft_s"],
         )
-    return Block(prompts[0].category, pass_index, raw["seconds"], answers, drafts)
+    category = prompts[0].category if level is None else ""
+    return Block(category, pass_index, raw["seconds"], answers, drafts, level, raw.get("num_preemptions"))

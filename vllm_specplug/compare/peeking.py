@@ -51,17 +51,28 @@ def confidence_sequence(
             "look at 2 or more and tuning for 1 or more"
         )
     values = np.asarray(log_ratios, dtype=np.float64)
-    t = np.arange(1, len(values) + 1)
+    t = np.arange(1, len(values) + 1, dtype=np.float64)
     means = values.cumsum() / t
     # The sum of squares around the first value: around 0 it would lose digits where the spread is small.
     around = values - values[:1]
     squares = np.square(around).cumsum() - np.square(around.cumsum()) / t
     spreads = np.sqrt(np.maximum(squares, 0) / np.maximum(t - 1, 1))
+    widths: Any = np.where(t >= first_look, spreads / np.sqrt(t) * standard_errors(t, level, tuned_for), np.inf)
+    return means - widths, means + widths
+
+
+def standard_errors(t: Floats, level: float = 0.95, tuned_for: int = TUNED_FOR) -> Floats:
+    """Half-width of a confidence sequence in standard errors of the mean: 3.0 or more, where one look takes 1.96.
+
+    sqrt(2 (t r + 1) / (t r) log(sqrt(t r + 1) / alpha)), as in `confidence_sequence`.
+
+    Args:
+        t: number of values seen.
+    """
     log_alpha = math.log(1 - level)
     r = (-2 * log_alpha + math.log(1 - 2 * log_alpha)) / tuned_for
-    factors = np.sqrt(2 * (t * r + 1) / (t**2 * r) * (np.log(t * r + 1) / 2 - log_alpha))
-    widths: Any = np.where(t >= first_look, spreads * factors, np.inf)
-    return means - widths, means + widths
+    widths: Floats = np.sqrt(2 * (t * r + 1) / (t * r) * (np.log(t * r + 1) / 2 - log_alpha))
+    return widths
 
 
 def first_crossing(lower: Floats, upper: Floats, value: float = 0.0) -> int | None:

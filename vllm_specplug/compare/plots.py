@@ -1,4 +1,7 @@
-"""Plots as inline SVG, drawn from a report. Colours come from the page's style sheet, so they follow light and dark."""
+"""Plots as inline SVG, drawn from a report. Colours come from the page's style sheet, so they follow light and dark.
+
+Nothing is told by colour alone: arms have marks of their own, verdicts too.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,32 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-WIDTH = 480
+WIDTH = 400
 """Narrow, so that the text stays readable on a phone; the style sheet caps how wide it is shown."""
-_LEFT = 110
+_LEFT = 104
 _RIGHT = 6
 _MAX_LABEL_CHARS = 14
+_TICK_WIDTH = 34
+"""Room that the number of a tick needs."""
 NUM_COLOURS = 6
-"""Classes c0 .. c5 of the style sheet; c0 is the baseline's."""
+"""Classes c0 .. c5 of the style sheet, each with a mark of its own; c0 is the baseline's."""
+
+#: Outlines around (0, 0), some 10 across: circle, square, triangle, diamond, triangle upside down, plus.
+_MARKS = (
+    "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0z",
+    "M-4-4h8v8h-8z",
+    "M0-5l5 8.5h-10z",
+    "M0-5.5l5 5.5l-5 5.5l-5-5.5z",
+    "M0 5l5-8.5h-10z",
+    "M-1.5-5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z",
+)
+#: An arrow to the faster side, one to the slower, a square, and a ring that decides nothing.
+_VERDICT_MARKS = {
+    "faster": "M-4-5.5l9 5.5l-9 5.5z",
+    "slower": "M4-5.5l-9 5.5l9 5.5z",
+    "no difference": _MARKS[1],
+    "undecided": _MARKS[0],
+}
 
 
 def dot_and_whisker(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str, description: str) -> str:
@@ -33,18 +55,21 @@ def dot_and_whisker(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str, d
         return _LEFT + (WIDTH - _LEFT - _RIGHT - 50) * math.log(value / low) / math.log(high / low)
 
     parts = []
-    for tick in _ratio_ticks(low, high):
+    written = [x(1)]
+    for tick in ratio_ticks(low, high):
         css = "one" if tick == 1 else "grid"
         parts.append(f'<line class="{css}" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top}" y2="{bottom}"/>')
-        parts.append(text(x(tick), bottom + 16, f"{tick:g}x", "middle"))
+        if tick == 1 or all(abs(x(tick) - place) >= _TICK_WIDTH for place in written):
+            written.append(x(tick))
+            parts.append(text(x(tick), bottom + 16, f"{tick:g}x", "middle"))
     for index, (label, row) in enumerate(rows):
         y = top + row_height * (index + 0.5)
-        css = "v-" + row["verdict"].replace(" ", "-")
+        css = verdict_class(row["verdict"])
         parts.append(text(_LEFT - 8, y + 4, _short(label), "end"))
         if row["ci95"] is not None:
             start, end = (x(value) for value in row["ci95"])
             parts.append(f'<line class="whisker {css}" x1="{start:.1f}" x2="{end:.1f}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<circle class="{css}" cx="{x(row["ratio"]):.1f}" cy="{y}" r="4.5"/>')
+        parts.append(_path(_VERDICT_MARKS[row["verdict"]], f"mark {css}", x(row["ratio"]), y))
         parts.append(text(WIDTH - _RIGHT, y + 4, f"{row['ratio']:.2f}x", "end"))
     return svg(parts, bottom + 24, title, description)
 
@@ -79,7 +104,7 @@ def lines_by_position(series: Sequence[tuple[str, int, Sequence[float]]], title:
         points = [(x(position), y(share)) for position, share in enumerate(shares, start=1)]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
         parts.append(f'<polyline class="line c{colour}" points="{path}"/>')
-        parts += [f'<circle class="c{colour}" cx="{px:.1f}" cy="{py:.1f}" r="3.5"/>' for px, py in points]
+        parts += [mark(colour, px, py) for px, py in points]
     return svg(parts, bottom + 28, title, description)
 
 
@@ -113,7 +138,26 @@ def latency_bars(
     return svg(parts, y, title, description)
 
 
-def _ratio_ticks(low: float, high: float) -> list[float]:
+def mark(number: int, x: float, y: float) -> str:
+    """The mark of an arm, in its colour."""
+    return _path(_MARKS[number], f"mark c{number}", x, y)
+
+
+def mark_alone(number: int) -> str:
+    """The same as a drawing of its own, for legends; whoever reads aloud passes over it."""
+    return f'<svg class="key" aria-hidden="true" viewBox="-7 -7 14 14">{mark(number, 0, 0)}</svg>'
+
+
+def _path(outline: str, css: str, x: float, y: float) -> str:
+    return f'<path class="{css}" d="{outline}" transform="translate({x:.1f} {y:.1f})"/>'
+
+
+def verdict_class(verdict: str) -> str:
+    """Of the style sheet."""
+    return "v-" + verdict.replace(" ", "-")
+
+
+def ratio_ticks(low: float, high: float) -> list[float]:
     """Round numbers within the range, not too many; 1 is always among them."""
     for ticks in (
         (0.9, 0.95, 1, 1.05, 1.1),

@@ -1,4 +1,4 @@
-"""The numbers of a report by name, `<arm>[.<category>].<metric>`. Knows the names before anything is measured."""
+"""The numbers of a report by name, `<arm>[.<category or level>].<metric>`. Knows the names before it is measured."""
 
 from __future__ import annotations
 
@@ -36,6 +36,18 @@ RESULT_METRICS = (
 )
 #: Of an arm against the baseline, over all or in one category.
 COMPARISON_METRICS = ("ratio", "ratio.low", "ratio.high", VERDICT)
+#: Of an arm under a level of load, beside RESULT_METRICS and COMPARISON_METRICS.
+LOAD_METRICS = (
+    "throughput.ratio",
+    "requests_per_s",
+    "failed",
+    "in_flight.max",
+    "in_flight.mean",
+    "late_ms.p50",
+    "late_ms.p90",
+    "late_ms.p99",
+    "num_preemptions",
+)
 #: Of an arm as a whole.
 ARM_METRICS = (
     *(f"lossless.{key}" for key in ("prompts", "identical", "near_ties", "different")),
@@ -50,7 +62,8 @@ ARM_METRICS = (
         )
     ),
 )
-METRICS = (*COMPARISON_METRICS, *RESULT_METRICS, *ARM_METRICS)
+METRICS = (*COMPARISON_METRICS, *RESULT_METRICS, *LOAD_METRICS, *ARM_METRICS)
+_OF_COMPARISONS = (*COMPARISON_METRICS, "throughput.ratio")
 #: As in the report, from 0.
 _POSITION = re.compile(r"acceptance_per_position\.\d{1,3}")
 
@@ -62,13 +75,16 @@ class Known:
     arms: tuple[str, ...]
     categories: tuple[str, ...]
     baseline: str
+    levels: tuple[str, ...] = ()
+    """Of load, as `levels.Level.name` has them."""
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Known:
         """The names of a report that has been measured."""
         names = tuple(arm["name"] for arm in report["arms"])
         categories = dict.fromkeys(name for result in report["results"].values() for name in result["categories"])
-        return cls(names, tuple(categories), report["baseline"])
+        levels = tuple(level["name"] for level in (report.get("load") or {"levels": ()})["levels"])
+        return cls(names, tuple(categories), report["baseline"], levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +96,11 @@ class Quantity:
     """None: over all."""
     metric: str
     """One of METRICS, or `acceptance_per_position.<position from 0>`."""
+    level: str | None = None
+    """Of load; None: without load."""
 
     def __str__(self) -> str:
-        parts = (self.arm, self.metric) if self.category is None else (self.arm, self.category, self.metric)
-        return ".".join(parts)
+        return ".".join(part for part in (self.arm, self.category, self.level, self.metric) if part is not None)
 
     def read(self, report: Mapping[str, Any]) -> float | str:
         """The value; a text for verdicts, else a number.
@@ -106,22 +123,38 @@ class Quantity:
         if self.metric in ARM_METRICS:
             entry = report[head][self.arm]
             return entry and entry[rest[0]]
-        if self.metric in COMPARISON_METRICS:
-            found = comparison_of(report, self.arm)
-            if self.category is not None:
-                found = found["categories"][self.category]
+        if self.metric in _OF_COMPARISONS:
+            found = self._comparison(report)
             if found is None or not rest:
                 return found and found[head]
+            if head == "throughput":
+                return found[head][rest[0]]
             return found["ci95"] and found["ci95"][("low", "high").index(rest[0])]
-        result = report["results"][self.arm]
-        value = (result[OVERALL] if self.category is None else result["categories"][self.category])[head]
+        value = self._result(report)[head]
         if value is None or not rest:
             return value
         return value[int(rest[0]) if isinstance(value, list) else rest[0]]
 
+    def _comparison(self, report: Mapping[str, Any]) -> Any:
+        if self.level is not None:
+            return next(found for found in self._under_load(report)["comparisons"] if found["arm"] == self.arm)
+        found = comparison_of(report, self.arm)
+        return found if self.category is None else found["categories"][self.category]
+
+    def _result(self, report: Mapping[str, Any]) -> Any:
+        if self.level is not None:
+            return self._under_load(report)["results"][self.arm]
+        result = report["results"][self.arm]
+        return result[OVERALL] if self.category is None else result["categories"][self.category]
+
+    def _under_load(self, report: Mapping[str, Any]) -> Any:
+        return next(level for level in report["load"]["levels"] if level["name"] == self.level)
+
     def _why_null(self) -> str:
         if self.metric in ("ratio.low", "ratio.high"):
-            return "there are too few prompts for an interval"
+            return "there are too few prompts" + (" or passes" if self.level else "") + " for an interval"
+        if self.metric in ("ratio", "throughput.ratio"):
+            return "no request was answered by both arms in every run"
         if self.metric.startswith("theory."):
             return "the arm made no drafts, or its drafting was not timed"
         if self.metric.startswith("lossless."):
@@ -132,6 +165,8 @@ class Quantity:
             return "it was not asked for; add --gpu-hour-price"
         if "_ms." in self.metric:
             return "no answer was long enough"
+        if self.metric == "num_preemptions":
+            return "a running endpoint does not tell it"
         return "the arm made no drafts there"
 
 
@@ -161,8 +196,13 @@ def resolve(segments: Sequence[str], known: Known, like: Quantity | None = None)
     """
     arm, rest = _split_arm(segments, known)
     category, metric = None, ".".join(rest)
+    level, behind = _split_level(rest, known)
     if not rest and like is not None:
-        category, metric = like.category, like.metric
+        category, metric, level = like.category, like.metric, like.level
+    elif level is not None:
+        metric = ".".join(behind)
+        if not metric and like is not None:
+            metric = like.metric
     elif not _is_metric(metric) and rest and rest[0] in (OVERALL, *known.categories):
         category, metric = rest[0], ".".join(rest[1:])
         if not metric and like is not None:
@@ -173,12 +213,17 @@ def resolve(segments: Sequence[str], known: Known, like: Quantity | None = None)
         raise CompareError(f"{'.'.join(segments)} names no metric; there are: {_listing()}")
     if not _is_metric(metric):
         raise _unknown_metric(metric, rest, known)
+    if metric in ARM_METRICS and level is not None:
+        raise CompareError(f"{metric} is known without load only; write {arm}.{metric}")
+    if metric in LOAD_METRICS and level is None:
+        there = ", ".join(known.levels) or "there is none: --concurrency, --request-rate or --replay"
+        raise CompareError(f"{metric} is of a level of load, which stands in front of it: {there}")
     if metric in ARM_METRICS and category is not None:
         raise CompareError(f"{metric} is counted over all categories; write {arm}.{metric} without {category!r}")
-    if arm == known.baseline and metric in (*COMPARISON_METRICS, *ARM_METRICS):
+    if arm == known.baseline and metric in (*_OF_COMPARISONS, *ARM_METRICS):
         others = ", ".join(name for name in known.arms if name != arm)
         raise CompareError(f"{arm} is what the others are compared with and has no {metric}; they have it: {others}")
-    return Quantity(arm, category, metric)
+    return Quantity(arm, category, metric, level)
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
@@ -197,17 +242,27 @@ def _split_arm(segments: Sequence[str], known: Known) -> tuple[str, list[str]]:
     raise CompareError(f"unknown arm {segments[0]!r}; arms: {', '.join(known.arms)}.{hint}")
 
 
+def _split_level(segments: Sequence[str], known: Known) -> tuple[str | None, list[str]]:
+    """The level of load, whose name may hold a dot (at_0.5), and what follows; a category of that name goes first."""
+    for end in (2, 1):
+        name = ".".join(segments[:end])
+        if name in known.levels and name not in known.categories:
+            return name, list(segments[end:])
+    return None, list(segments)
+
+
 def _is_metric(name: str) -> bool:
     return name in METRICS or _POSITION.fullmatch(name) is not None
 
 
 def _unknown_metric(metric: str, rest: Sequence[str], known: Known) -> CompareError:
-    if metric != ".".join(rest):  # a category stood in front of it
+    if metric != ".".join(rest):  # a category or level stood in front of it
         return CompareError(f"unknown metric {metric!r}; there are: {_listing()}.{nearest(metric, METRICS)}")
-    scopes = (OVERALL, *known.categories)
+    scopes = (OVERALL, *known.categories, *known.levels)
     if _is_metric(".".join(rest[1:])):
         hint = nearest(rest[0], scopes)
-        return CompareError(f"unknown category {rest[0]!r}; there are: {', '.join(scopes)}.{hint}")
+        what = "category or level" if known.levels else "category"
+        return CompareError(f"unknown {what} {rest[0]!r}; there are: {', '.join(scopes)}.{hint}")
     hint = nearest(metric, METRICS) or nearest(rest[0], scopes)
     return CompareError(
         f"unknown metric {metric!r}; there are: {_listing()}; in front of it may stand {', '.join(scopes)}.{hint}"

@@ -14,9 +14,11 @@ from vllm_specplug.compare.cost import cost_per_million_tokens
 from vllm_specplug.compare.failed_requests import Failures, why_undecided
 from vllm_specplug.compare.goodput import goodput
 from vllm_specplug.compare.intervals import Ratio
+from vllm_specplug.compare.load_report import Loaded, build_load
 from vllm_specplug.compare.lossless import Difference
 from vllm_specplug.compare.measure import UNKNOWN_TOKEN, Block
 from vllm_specplug.compare.report_format import SCHEMA
+from vllm_specplug.compare.sentences import recommendation
 from vllm_specplug.compare.verdicts import Rule, compared, decide
 from vllm_specplug.compare.workload import Workload
 
@@ -46,6 +48,8 @@ class Measured:
     asked: Asked = NOTHING_MORE
     failures: Mapping[str, Failures] = field(default_factory=dict)
     """By arm, of running endpoints; `blocks` are without what failed."""
+    loaded: Loaded | None = None
+    """None: there were no levels of load."""
 
 
 def build_report(measured: Measured) -> dict[str, Any]:
@@ -63,7 +67,7 @@ def build_report(measured: Measured) -> dict[str, Any]:
     too_noisy = noise.too_noisy(floors[baseline], margin)
     rule = Rule(seed, margin, too_noisy is not None)
     comparisons = [_comparison(measured, name, looping[baseline], rule) for name in others]
-    return {
+    report = {
         "schema": SCHEMA,
         "provenance": dict(measured.provenance),
         "target": measured.model,
@@ -95,7 +99,9 @@ def build_report(measured: Measured) -> dict[str, Any]:
             for comparison in comparisons
         },
         "prompts": _prompt_rows(measured),
+        "load": _load(measured, rule),
     }
+    return {**report, "recommendation": recommendation(report)}
 
 
 def _noise(floor: Ratio | None) -> dict[str, Any] | None:
@@ -190,6 +196,13 @@ def _repeats(blocks: Sequence[Block]) -> dict[str, Any]:
         "last_pass_over_first": speeds[1] / speeds[0] if last > 0 else None,
         "prompts_answered_differently": lossless.num_unstable(blocks),
     }
+
+
+def _load(measured: Measured, rule: Rule) -> dict[str, Any] | None:
+    if measured.loaded is None:
+        return None
+    categories = {prompt.id: prompt.category for prompt in measured.workload.prompts}
+    return build_load(measured.loaded, measured.baseline, categories, measured.asked, rule)
 
 
 def _prompt_rows(measured: Measured) -> list[dict[str, Any]]:

@@ -4,150 +4,144 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from vllm_specplug.atomic import replacing
+from vllm_specplug.compare.json_checks import (
+    Fields,
+    check_fields,
+    check_present,
+    is_count,
+    is_flag,
+    is_interval,
+    is_list,
+    is_number,
+    is_numbers,
+    is_object,
+    is_percentiles,
+    is_share,
+    is_text,
+    or_null,
+    short,
+)
+from vllm_specplug.compare.load_format import check_load
+from vllm_specplug.compare.recommendation import OUTCOMES
 from vllm_specplug.errors import CompareError
 
 SCHEMA = "specplug.compare/1"
 VERDICTS = ("faster", "slower", "no difference", "undecided")
 
-_Check = Callable[[Any], bool]
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_number, value))
-
-
-def _interval(value: Any) -> bool:
-    return _numbers(value) and len(value) == 2 and value[0] <= value[1]
-
-
-def _percentiles(value: Any) -> bool:
-    return isinstance(value, dict) and all(_number(value.get(key)) for key in ("p50", "p90", "p99"))
-
-
-def _share(value: Any) -> bool:
-    return _number(value) and 0 <= value <= 1
-
-
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
 
 def _ranks(value: Any) -> bool:
-    return isinstance(value, dict) and _share(value.get("p_value")) and _count(value.get("pairs"))
+    return isinstance(value, dict) and is_share(value.get("p_value")) and is_count(value.get("pairs"))
 
 
 def _ratio(value: Any) -> bool:
-    return isinstance(value, dict) and _number(value.get("ratio")) and _or_null(_interval)(value.get("ci95"))
+    return isinstance(value, dict) and is_number(value.get("ratio")) and or_null(is_interval)(value.get("ci95"))
 
 
 def _kv_cache(value: Any) -> bool:
-    return isinstance(value, dict) and all(_or_null(_count)(value.get(key)) for key in ("num_blocks", "block_size"))
+    return isinstance(value, dict) and all(or_null(is_count)(value.get(key)) for key in ("num_blocks", "block_size"))
 
 
 def _goodput(value: Any) -> bool:
-    return isinstance(value, dict) and _share(value.get("share")) and _number(value.get("output_tokens_per_s"))
+    return isinstance(value, dict) and is_share(value.get("share")) and is_number(value.get("output_tokens_per_s"))
 
 
-def _or_null(check: _Check) -> _Check:
-    return lambda value: value is None or check(value)
+def _choice(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.get("outcome") in OUTCOMES
+        and is_list(value.get("arms"))
+        and or_null(is_count)(value.get("more_prompts"))
+    )
 
 
-_Fields = Mapping[str, tuple[_Check, str]]
+def _recommendation(value: Any) -> bool:
+    """What to ship: `recommendation.recommend` describes it, `sentences` are the same for people."""
+    return (
+        isinstance(value, dict)
+        and is_list(value.get("sentences"))
+        and all(map(is_text, value["sentences"]))
+        and or_null(is_text)(value.get("withheld"))
+        and or_null(_choice)(value.get("overall"))
+        and is_object(value.get("categories"))
+        and all(map(_choice, value["categories"].values()))
+    )
 
-_TOP: _Fields = {
+
+_TOP: Fields = {
     "schema": (lambda value: value == SCHEMA, repr(SCHEMA)),
-    "provenance": (_object, "an object"),
-    "target": (_text, "a text"),
-    "dtype": (_text, "a text"),
-    "arms": (_list, "a list"),
-    "results": (_object, "an object"),
-    "comparisons": (_list, "a list"),
-    "lossless": (_object, "an object"),
-    "theory": (_object, "an object"),
+    "provenance": (is_object, "an object"),
+    "target": (is_text, "a text"),
+    "dtype": (is_text, "a text"),
+    "arms": (is_list, "a list"),
+    "results": (is_object, "an object"),
+    "comparisons": (is_list, "a list"),
+    "lossless": (is_object, "an object"),
+    "theory": (is_object, "an object"),
 }
-_PROVENANCE: _Fields = {
-    "specplug": (_text, "a text"),
-    "vllm": (_text, "a text"),
-    "commit": (_or_null(_text), "a text or null"),
-    "argv": (_list, "a list"),
-    "machine": (_object, "an object"),
-    "started_at": (_text, "a text"),
+_PROVENANCE: Fields = {
+    "specplug": (is_text, "a text"),
+    "vllm": (is_text, "a text"),
+    "commit": (or_null(is_text), "a text or null"),
+    "argv": (is_list, "a list"),
+    "machine": (is_object, "an object"),
+    "started_at": (is_text, "a text"),
 }
-_ARM: _Fields = {
-    "name": (_text, "a text"),
-    "speculative_config": (_or_null(_object), "an object or null"),
+_ARM: Fields = {
+    "name": (is_text, "a text"),
+    "speculative_config": (or_null(is_object), "an object or null"),
 }
-_RESULT: _Fields = {
-    "prompts": (_count, "a count"),
-    "output_tokens": (_count, "a count"),
-    "output_tokens_per_s": (_number, "a number"),
-    "ttft_ms": (_or_null(_percentiles), "p50, p90 and p99 or null"),
-    "tpot_ms": (_or_null(_percentiles), "p50, p90 and p99 or null"),
-    "e2e_ms": (_or_null(_percentiles), "p50, p90 and p99 or null"),
-    "tokens_per_forward": (_or_null(_number), "a number or null"),
-    "acceptance_length": (_or_null(_number), "a number or null"),
-    "acceptance_rate": (_or_null(_number), "a number or null"),
-    "acceptance_per_position": (_or_null(_numbers), "a list of numbers or null"),
-    "num_drafts": (_or_null(_count), "a count or null"),
-    "num_draft_tokens": (_or_null(_count), "a count or null"),
-    "num_accepted_tokens": (_or_null(_count), "a count or null"),
-    "num_emitted_accepted_tokens": (_or_null(_count), "a count or null"),
+_RESULT: Fields = {
+    "prompts": (is_count, "a count"),
+    "output_tokens": (is_count, "a count"),
+    "output_tokens_per_s": (is_number, "a number"),
+    "ttft_ms": (or_null(is_percentiles), "p50, p90 and p99 or null"),
+    "tpot_ms": (or_null(is_percentiles), "p50, p90 and p99 or null"),
+    "e2e_ms": (or_null(is_percentiles), "p50, p90 and p99 or null"),
+    "tokens_per_forward": (or_null(is_number), "a number or null"),
+    "acceptance_length": (or_null(is_number), "a number or null"),
+    "acceptance_rate": (or_null(is_number), "a number or null"),
+    "acceptance_per_position": (or_null(is_numbers), "a list of numbers or null"),
+    "num_drafts": (or_null(is_count), "a count or null"),
+    "num_draft_tokens": (or_null(is_count), "a count or null"),
+    "num_accepted_tokens": (or_null(is_count), "a count or null"),
+    "num_emitted_accepted_tokens": (or_null(is_count), "a count or null"),
 }
-_COMPARISON: _Fields = {
-    "arm": (_text, "a text"),
-    "against": (_text, "a text"),
-    "metric": (_text, "a text"),
-    "ratio": (_number, "a number"),
-    "ci95": (_or_null(_interval), "[low, high] or null"),
+_COMPARISON: Fields = {
+    "arm": (is_text, "a text"),
+    "against": (is_text, "a text"),
+    "metric": (is_text, "a text"),
+    "ratio": (is_number, "a number"),
+    "ci95": (or_null(is_interval), "[low, high] or null"),
     "verdict": (lambda value: value in VERDICTS, "one of " + ", ".join(map(repr, VERDICTS))),
 }
-_LOSSLESS: _Fields = dict.fromkeys(("prompts", "identical", "near_ties", "different"), (_count, "a count"))
-_THEORY: _Fields = dict.fromkeys(
+_LOSSLESS: Fields = dict.fromkeys(("prompts", "identical", "near_ties", "different"), (is_count, "a count"))
+_THEORY: Fields = dict.fromkeys(
     ("acceptance_rate", "draft_cost_ratio", "verify_cost_ratio", "predicted_speedup", "measured_speedup"),
-    (_or_null(_number), "a number or null"),
+    (or_null(is_number), "a number or null"),
 )
 #: Newer than the schema: reports of former versions do not have them.
-_LATER_TOP: _Fields = {
-    "noise": (_object, "an object"),
-    "too_noisy": (_flag, "true or false"),
-    "too_noisy_reason": (_or_null(_text), "a text or null"),
-    "asked": (_object, "an object"),
+_LATER_TOP: Fields = {
+    "noise": (is_object, "an object"),
+    "too_noisy": (is_flag, "true or false"),
+    "too_noisy_reason": (or_null(is_text), "a text or null"),
+    "asked": (is_object, "an object"),
+    "load": (or_null(is_object), "an object or null (load_format.py)"),
+    "recommendation": (_recommendation, "sentences, withheld, overall and categories of choices (recommendation.py)"),
 }
-_LATER_ARM: _Fields = {"kv_cache": (_or_null(_kv_cache), "counts 'num_blocks' and 'block_size' or null")}
-_LATER_RESULT: _Fields = {
-    "goodput": (_or_null(_goodput), "'share' from 0 to 1 and 'output_tokens_per_s' or null"),
-    "cost_per_million_tokens": (_or_null(_number), "a number or null"),
+_LATER_ARM: Fields = {"kv_cache": (or_null(_kv_cache), "counts 'num_blocks' and 'block_size' or null")}
+_LATER_RESULT: Fields = {
+    "goodput": (or_null(_goodput), "'share' from 0 to 1 and 'output_tokens_per_s' or null"),
+    "cost_per_million_tokens": (or_null(is_number), "a number or null"),
 }
-_LATER_COMPARISON: _Fields = {
-    "p_value": (_or_null(_share), "a number from 0 to 1 or null"),
-    "p_holm": (_or_null(_share), "a number from 0 to 1 or null"),
-    "wilcoxon": (_or_null(_ranks), "'p_value' and 'pairs' or null"),
-    "prompts_to_decide": (_or_null(_count), "a count or null"),
+_LATER_COMPARISON: Fields = {
+    "p_value": (or_null(is_share), "a number from 0 to 1 or null"),
+    "p_holm": (or_null(is_share), "a number from 0 to 1 or null"),
+    "wilcoxon": (or_null(_ranks), "'p_value' and 'pairs' or null"),
+    "prompts_to_decide": (or_null(is_count), "a count or null"),
 }
 
 
@@ -159,39 +153,41 @@ def validate(report: Any) -> None:
     Raises:
         CompareError: naming the first wrong key, what it holds and what was expected.
     """
-    _check(report, _TOP, "report")
-    _check_present(report, _LATER_TOP, "report")
-    _check(report["provenance"], _PROVENANCE, "provenance")
+    check_fields(report, _TOP, "report")
+    check_present(report, _LATER_TOP, "report")
+    check_fields(report["provenance"], _PROVENANCE, "provenance")
     for index, arm in enumerate(report["arms"]):
-        _check(arm, _ARM, f"arms[{index}]")
-        _check_present(arm, _LATER_ARM, f"arms[{index}]")
+        check_fields(arm, _ARM, f"arms[{index}]")
+        check_present(arm, _LATER_ARM, f"arms[{index}]")
     names = [arm["name"] for arm in report["arms"]]
     for name, result in report["results"].items():
         where = f"results.{name}"
         _known(name, names, where)
-        _check(result, {"overall": (_object, "an object"), "categories": (_object, "an object")}, where)
+        check_fields(result, {"overall": (is_object, "an object"), "categories": (is_object, "an object")}, where)
         parts = {"overall": result["overall"]}
         parts |= {f"categories.{category}": part for category, part in result["categories"].items()}
         for part_name, part in parts.items():
-            _check(part, _RESULT, f"{where}.{part_name}")
-            _check_present(part, _LATER_RESULT, f"{where}.{part_name}")
+            check_fields(part, _RESULT, f"{where}.{part_name}")
+            check_present(part, _LATER_RESULT, f"{where}.{part_name}")
     for index, comparison in enumerate(report["comparisons"]):
         where = f"comparisons[{index}]"
-        _check(comparison, _COMPARISON, where)
+        check_fields(comparison, _COMPARISON, where)
         for key in ("arm", "against"):
             _known(comparison[key], names, f"{where}.{key}")
-        _check_present(comparison, _LATER_COMPARISON, where)
+        check_present(comparison, _LATER_COMPARISON, where)
         for category, part in (comparison.get("categories") or {}).items():
-            _check_present(part, _LATER_COMPARISON, f"{where}.categories.{category}")
+            check_present(part, _LATER_COMPARISON, f"{where}.categories.{category}")
+    if report.get("load") is not None:
+        check_load(report["load"], names, _RESULT, {"verdict": _COMPARISON["verdict"]})
     for name, floor in report.get("noise", {}).items():
         _known(name, names, f"noise.{name}")
-        if not _or_null(_ratio)(floor):
-            raise CompareError(f"noise.{name} is {_short(floor)}, expected 'ratio' and 'ci95' or null")
+        if not or_null(_ratio)(floor):
+            raise CompareError(f"noise.{name} is {short(floor)}, expected 'ratio' and 'ci95' or null")
     for section, fields in (("lossless", _LOSSLESS), ("theory", _THEORY)):
         for name, entry in report[section].items():
             _known(name, names, f"{section}.{name}")
             if entry is not None or section != "lossless":  # null: answers were not compared
-                _check(entry, fields, f"{section}.{name}")
+                check_fields(entry, fields, f"{section}.{name}")
     for name, entry in report["lossless"].items():
         if entry is not None and entry["identical"] + entry["near_ties"] + entry["different"] != entry["prompts"]:
             raise CompareError(
@@ -202,30 +198,9 @@ def validate(report: Any) -> None:
             raise CompareError(f"results.{name} is missing; expected a result for every arm")
 
 
-def _check(value: Any, fields: _Fields, where: str) -> None:
-    if not isinstance(value, dict):
-        raise CompareError(f"{where} is {_short(value)}, expected an object")
-    for key, (check, expected) in fields.items():
-        name = key if where == "report" else f"{where}.{key}"
-        if key not in value:
-            raise CompareError(f"{name} is missing; expected {expected}")
-        if not check(value[key]):
-            raise CompareError(f"{name} is {_short(value[key])}, expected {expected}")
-
-
-def _check_present(value: Any, fields: _Fields, where: str) -> None:
-    """`_check` of those fields that are there."""
-    _check(value, {key: field for key, field in fields.items() if not isinstance(value, dict) or key in value}, where)
-
-
 def _known(name: str, names: list[str], where: str) -> None:
     if name not in names:
         raise CompareError(f"{where}: no arm is called {name!r}; arms: {', '.join(names)}")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:56] + " ..."
 
 
 def write_report(report: dict[str, Any], path: str | Path) -> None:

@@ -3,86 +3,36 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from vllm_specplug.compare import identity, lossless, provenance
-from vllm_specplug.compare.arms import (
-    BASELINE,
-    Arm,
-    target_of,
-    with_baseline,
-    without_secrets,
-)
+from vllm_specplug.compare.arms import BASELINE, Arm, target_of, with_baseline, without_secrets
 from vllm_specplug.compare.asked import NOTHING_MORE, Asked
 from vllm_specplug.compare.endpoint import DEFAULT_SETTINGS, EndpointSettings
-from vllm_specplug.compare.engine import EngineProcess, RunningArm, on_cpu, running
+from vllm_specplug.compare.engine import running
 from vllm_specplug.compare.failed_requests import Careful, check_some_answered, find_failures, without_failed
 from vllm_specplug.compare.gate import Gate
 from vllm_specplug.compare.journal import Journal
+from vllm_specplug.compare.levels import LoadPlan
+from vllm_specplug.compare.load import arrivals_s, in_front_of, measure_load, num_runs, total_weight
+from vllm_specplug.compare.load_report import Loaded, judge_answers
 from vllm_specplug.compare.measure import Progress, measure, measure_within, warm_up
 from vllm_specplug.compare.outputs import Outputs, show_report
 from vllm_specplug.compare.prompt_tokens import check_same_tokens, find_tokens
 from vllm_specplug.compare.report import Measured, build_report
 from vllm_specplug.compare.report_format import check_writable, write_report
 from vllm_specplug.compare.resume import resumable
+from vllm_specplug.compare.settings import CompareSettings as CompareSettings
+from vllm_specplug.compare.start import shortest_model_length, start_engines
 from vllm_specplug.compare.terminal import show_progress
 from vllm_specplug.compare.workload import Workload
 from vllm_specplug.errors import CompareError
-
-GIB = 1 << 30
-
-#: How the command line calls settings, for errors.
-_FLAGS = {
-    "max_tokens": "--max-tokens",
-    "batch_size": "--batch-size",
-    "num_passes": "--passes",
-    "max_model_len": "--max-model-len",
-    "kv_cache_gib": "--kv-cache-gib",
-    "budget_s": "--budget-s",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class CompareSettings:
-    """What all arms share. `Arm.engine_args` may differ from it for one arm."""
-
-    dtype: str = "bfloat16"
-    max_tokens: int = 128
-    """Output tokens of an answer at most; a prompt's own limit wins."""
-    max_model_len: int | None = None
-    """None: as vLLM decides."""
-    enforce_eager: bool = False
-    """No torch.compile: slower steps, a start in seconds."""
-    kv_cache_gib: float = 1.0
-    """KV cache of each engine on a CPU. On a GPU the engines share 90 % of its memory."""
-    batch_size: int = 1
-    """Prompts sent at once."""
-    num_passes: int = 2
-    """Times each arm answers each prompt; an even number cancels drift."""
-    budget_s: float | None = None
-    """Measure no longer than this (seconds, without start and warm-up), by using fewer prompts of each category."""
-    seed: int = 0
-    margin: float = 0.03
-    """Ratios within 1 -/+ margin count as no difference."""
-    near_tie_tolerance: float | None = None
-    """Log-probability; None: 0.05, in float32 0."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_tokens", "batch_size", "num_passes", "max_model_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise CompareError(f"{_FLAGS.get(name, name)} is {value}, expected 1 or more")
-        for name in ("kv_cache_gib", "budget_s"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise CompareError(f"{_FLAGS[name]} is {value}, expected a number above 0")
 
 
 def run_compare(
@@ -97,6 +47,7 @@ def run_compare(
     extra: Asked = NOTHING_MORE,
     journal: Journal | None = None,
     endpoint_settings: EndpointSettings = DEFAULT_SETTINGS,
+    load: LoadPlan | None = None,
 ) -> dict[str, Any]:
     """Compare arms on the same token prompts, greedily, and return the report (`report_format`).
 
@@ -108,10 +59,13 @@ def run_compare(
         extra: measures beyond the usual ones.
         journal: where measured blocks are written down and those of an interrupted run are found.
         endpoint_settings: how running endpoints are asked.
+        load: levels of load that are measured after the blocks; None: none.
     Raises:
         CompareError: the experiment cannot be run, naming the arm at fault. Nothing but the journal is written.
     """
     settings = settings or CompareSettings()
+    if load is not None:
+        load.check(workload, settings.budget_s)
     if importlib.util.find_spec("scipy") is None:
         raise CompareError("comparing needs scipy, which is not installed; pip install 'vllm-specplug[compare]'")
     arms = with_baseline(arms, baseline)
@@ -119,8 +73,8 @@ def run_compare(
     started_at, start = datetime.now(UTC), time.perf_counter()
     with running(arms, endpoint_settings) as processes:
         engines = {process.arm.name: process for process in processes}
-        infos = _start(target, processes, settings, progress)
-        max_model_len = _shortest(infos, settings)
+        infos = start_engines(target, processes, settings, progress)
+        max_model_len = shortest_model_length(infos, settings)
         careful = {name: Careful(name, engine) for name, engine in engines.items()}
         token_ids = find_tokens(
             careful[baseline], workload.prompts, settings.max_tokens, max_model_len, settings.batch_size, progress
@@ -132,7 +86,8 @@ def run_compare(
         for name, engine in careful.items():
             progress(f"{name} · warm-up", 0, 0)
             warm_up(engine, list(token_ids.values()), settings.max_tokens)
-        how = (token_ids, settings.max_tokens, settings.num_passes, progress, journal)
+        told = progress if load is None else in_front_of(progress, total_weight(load, len(workload.prompts), len(arms)))
+        how = (token_ids, settings.max_tokens, settings.num_passes, told, journal)
         if settings.budget_s is None:
             blocks = measure(engines, workload.blocks(settings.batch_size), *how)
         else:
@@ -156,6 +111,15 @@ def run_compare(
             for name in engines
             if name != baseline
         }
+        loaded = None
+        if load is not None:
+            limit, done = settings.max_tokens, _num_blocks(workload, settings, len(arms))
+            runs = measure_load(
+                engines, load, workload.prompts, token_ids, limit, settings.seed, progress, journal, done
+            )
+            judged = judge_answers(engines[baseline], runs, blocks[baseline], token_ids, settings.near_tie_tolerance)
+            seats = {name: info["max_num_seqs"] for name, info in infos.items()}
+            loaded = Loaded(load, runs, judged, lossless.told_answers(blocks[baseline]), seats)
     head, dirty = provenance.commit()
     versions = infos[baseline]
     return build_report(
@@ -169,7 +133,7 @@ def run_compare(
             blocks=blocks,
             differences=differences,
             num_prompt_tokens={prompt_id: len(ids) for prompt_id, ids in token_ids.items()},
-            settings=asdict(settings) | {"temperature": 0.0, "prefix_caching": False},
+            settings=_as_json(settings, load) | {"temperature": 0.0, "prefix_caching": False},
             provenance={
                 "specplug": provenance.specplug_version(),
                 "vllm": versions["vllm"],
@@ -185,58 +149,17 @@ def run_compare(
             },
             asked=extra,
             failures={arm.name: failures[arm.name] for arm in arms if arm.endpoint is not None},
+            loaded=loaded,
         )
     )
 
 
-def _shortest(infos: Mapping[str, Mapping[str, Any]], settings: CompareSettings) -> int:
-    """Model length of all arms; an endpoint that does not tell its own is taken for long enough."""
-    told = [info["max_model_len"] for info in infos.values() if info["max_model_len"] is not None]
-    return min(told, default=settings.max_model_len or sys.maxsize)
+def _num_blocks(workload: Workload, settings: CompareSettings, num_arms: int) -> int:
+    return len(workload.blocks(settings.batch_size)) * settings.num_passes * num_arms
 
 
-def engine_arguments(arm: Arm, settings: CompareSettings, num_arms: int, cpu: bool) -> dict[str, Any]:
-    """Keyword arguments of `vllm.LLM` for one arm."""
-    arguments: dict[str, Any] = {
-        "dtype": settings.dtype,
-        "seed": settings.seed,
-        "enforce_eager": settings.enforce_eager,
-        # Prompts come again in later passes, which must not find their own past.
-        "enable_prefix_caching": False,
-        "disable_log_stats": False,
-    }
-    if settings.max_model_len is not None:
-        arguments["max_model_len"] = settings.max_model_len
-    if cpu:
-        arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
-    else:
-        arguments["gpu_memory_utilization"] = 0.9 / num_arms
-    if arm.speculative_config is not None:
-        arguments["speculative_config"] = arm.speculative_config
-    return arguments | arm.engine_args
-
-
-def _start(
-    model: str, arms: Sequence[RunningArm], settings: CompareSettings, progress: Progress
-) -> dict[str, dict[str, Any]]:
-    """Build the engines; what each tells of itself, by arm name."""
-    infos: dict[str, dict[str, Any]] = {}
-    for arm in arms:
-        if not isinstance(arm, EngineProcess):  # first: what is wrong with them is known in a second
-            progress(f"{arm.arm.name} · looking at its endpoint", 0, 0)
-            infos[arm.arm.name] = arm.request("start")
-    processes = [arm for arm in arms if isinstance(arm, EngineProcess)]
-    cpu = on_cpu()
-    for process in processes:
-        arguments = engine_arguments(process.arm, settings, len(processes), cpu)
-        process.send("start", model=model, llm_args=arguments)
-        if not cpu:  # vLLM measures free memory while it starts: on a GPU one at a time
-            progress(f"{process.arm.name} · starting its engine", 0, 0)
-            infos[process.arm.name] = process.receive()
-    for process in processes if cpu else ():
-        progress(f"{process.arm.name} · starting its engine", 0, 0)
-        infos[process.arm.name] = process.receive()
-    return infos
+def _as_json(settings: CompareSettings, load: LoadPlan | None) -> dict[str, Any]:
+    return asdict(settings) | {"load": None if load is None else load.as_json()}
 
 
 def run_and_show(
@@ -256,6 +179,7 @@ def run_and_show(
     keep_journal: bool = False,
     fresh: bool = False,
     endpoint_settings: EndpointSettings = DEFAULT_SETTINGS,
+    load: LoadPlan | None = None,
 ) -> dict[str, Any]:
     """Compare with progress shown, write what is asked for, print the tables and, with `as_json`, the report last.
 
@@ -265,6 +189,7 @@ def run_and_show(
         keep_journal: write measured blocks down beside `out`, so that an interrupted run can go on.
         fresh: forget those of an interrupted run.
         endpoint_settings: how running endpoints are asked.
+        load: levels of load that are measured after the blocks; None: none.
     Raises:
         CompareError: the experiment cannot be run; nothing but the journal is written then.
         KeyboardInterrupt: saying how to go on.
@@ -274,10 +199,19 @@ def run_and_show(
     if out:
         check_writable(out)
     arms = with_baseline(arms, baseline)
-    planned = len(workload.blocks(settings.batch_size)) * settings.num_passes * len(arms)
+    planned = _num_blocks(workload, settings, len(arms))
+    if load is not None:
+        load.check(workload, settings.budget_s)
+        planned += num_runs(load, len(arms))
+        minutes = arrivals_s(load, workload.prompts, settings.seed, len(arms)) / 60
+        if minutes >= 1:
+            print(
+                f"the levels of load take {minutes:.0f} minutes at least: so late the last requests come",
+                file=sys.stderr,
+            )
     with resumable(
         out if keep_journal else None,
-        identity.before_start(target_of(model, arms), arms, baseline, workload, asdict(settings)),
+        identity.before_start(target_of(model, arms), arms, baseline, workload, _as_json(settings, load)),
         f"{planned}" if settings.budget_s is None else f"at most {planned}",
         fresh,
     ) as journal:
@@ -293,6 +227,7 @@ def run_and_show(
                 extra=extra,
                 journal=journal,
                 endpoint_settings=endpoint_settings,
+                load=load,
             )
         if out:
             write_report(report, out)

@@ -20,6 +20,7 @@ from vllm_specplug.compare.cost import cost_per_million_tokens
 from vllm_specplug.compare.goodput import Slo
 from vllm_specplug.compare.report import METRIC
 from vllm_specplug.compare.report_format import SCHEMA
+from vllm_specplug.compare.sentences import recommendation
 from vllm_specplug.compare.statistics import PromptSpeed, acceptance, percentiles_ms
 from vllm_specplug.compare.unpaired import Request, compare_samples
 from vllm_specplug.compare.verdicts import Rule, decide, verdict
@@ -80,7 +81,7 @@ def bench_report(
     names = [arm.name for arm in arms]
     traffic = baseline.result.traffic
     comparisons = [_comparison(arm, baseline, rule) for arm in others]
-    return {
+    report = {
         "schema": SCHEMA,
         "imported_from": MADE_BY,
         "provenance": {
@@ -143,6 +144,7 @@ def bench_report(
         "remarks": _remarks(arms),
         "prompts": [],
     }
+    return {**report, "recommendation": recommendation(report)}
 
 
 def same_prompts(one: BenchResult, other: BenchResult) -> bool:
@@ -207,6 +209,7 @@ def _comparison(arm: _Arm, baseline: _Arm, rule: Rule) -> dict[str, Any]:
         "metric": METRIC,
         **found,
         "paired": paired,
+        "incomparable": "; ".join(_incomparable(arm, baseline)) or None,
         "margin": rule.margin,
         "looping": None,
         "not_looping": None,
@@ -275,10 +278,7 @@ def _remarks(arms: Sequence[_Arm]) -> list[str]:
         "interval knows of it.",
     ]
     for arm in others:
-        for key, value in arm.result.traffic.items():
-            theirs = baseline.result.traffic[key]
-            if value != theirs:
-                lines.append(f"NOT COMPARABLE: {arm.name}: {key} is {value}, that of {baseline.name} {theirs}.")
+        lines += [f"NOT COMPARABLE: {arm.name}: {difference}." for difference in _incomparable(arm, baseline)]
         if same_prompts(arm.result, baseline.result):
             lines.append(
                 f"{arm.name}: paired with {baseline.name} by place in the files, whose prompts have the same lengths. "
@@ -294,6 +294,16 @@ def _remarks(arms: Sequence[_Arm]) -> list[str]:
         if failed:
             lines.append(f"{arm.name}: {failed} of {len(arm.result.requests)} requests failed and are left out.")
     return lines
+
+
+def _incomparable(arm: _Arm, baseline: _Arm) -> list[str]:
+    """What differs in the traffic the two were sent."""
+    theirs = baseline.result.traffic
+    return [
+        f"{key} is {value}, that of {baseline.name} {theirs[key]}"
+        for key, value in arm.result.traffic.items()
+        if value != theirs[key]
+    ]
 
 
 def _moment(date: str) -> str:

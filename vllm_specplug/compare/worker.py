@@ -13,13 +13,14 @@ import os
 import platform
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_specplug import metrics
 from vllm_specplug.chat import chat_tokens
+from vllm_specplug.compare.pacing import Given, drive
 from vllm_specplug.errors import CompareError
 
 TOP_LOGPROBS = 20
@@ -47,6 +48,7 @@ class Worker:
             "python": platform.python_version(),
             "max_model_len": config.max_model_len,
             "dtype": str(config.dtype).removeprefix("torch."),
+            "max_num_seqs": self.llm.llm_engine.vllm_config.scheduler_config.max_num_seqs,
             "kv_cache": {"num_blocks": cache.num_gpu_blocks, "block_size": cache.block_size},
         }
 
@@ -75,8 +77,14 @@ class Worker:
         tokenizer = self.llm.get_tokenizer()
         return [tokenizer.decode(list(token_ids), skip_special_tokens=True) for token_ids in answers]
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> dict[str, Any]:
-        """Answer some prompts at once, greedily, and time every step.
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: Sequence[int],
+        arrival_s: Sequence[float] | None = None,
+        at_once: int | None = None,
+    ) -> dict[str, Any]:
+        """Answer some prompts greedily, and time every step.
 
         The engine is stepped by hand because its outputs tell neither how many steps an answer took nor how many
         tokens each step gave.
@@ -84,40 +92,31 @@ class Worker:
         Args:
             prompts: token ids.
             max_tokens: output tokens at most, of each prompt.
+            arrival_s: when each comes, in s from the start, never going back; None: all at the start.
+            at_once: requests in flight at most; the next one comes when one is answered. None: no limit.
         Returns:
-            seconds: from handing in the first prompt to the end of the last answer; `outputs` in the order of the
-            prompts (times in s from the same start; num_forwards: steps that gave tokens); `counts`: what vLLM's
-            own counters of speculation gained, None without speculation.
+            seconds: from the start to the end of the last answer; `outputs` in the order of the prompts, as
+            `pacing.drive` has them; `counts`: what vLLM's own counters of speculation gained, None without
+            speculation; num_preemptions: how often a request lost its KV cache to others.
         """
-        from vllm import SamplingParams, TokensPrompt
+        from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         limits = [
             SamplingParams(temperature=0.0, max_tokens=limit, output_kind=RequestOutputKind.DELTA)
             for limit in max_tokens
         ]
-        engine = self.llm.llm_engine
-        outputs: dict[str, dict[str, Any]] = {}
-        before = self._counts()
-        start = time.perf_counter()
-        for token_ids, params in zip(prompts, limits, strict=True):
-            name = f"specplug-{self._num_requests}"
-            self._num_requests += 1
-            outputs[name] = {"token_ids": [], "num_forwards": 0, "ttft_s": None, "e2e_s": None, "finish_reason": None}
-            engine.add_request(name, TokensPrompt(prompt_token_ids=list(token_ids)), params)
-        while engine.has_unfinished_requests():
-            step = engine.step()
-            now = time.perf_counter() - start
-            for result in step:
-                output, completion = outputs[result.request_id], result.outputs[0]
-                if completion.token_ids:
-                    output["token_ids"] += completion.token_ids
-                    output["num_forwards"] += 1
-                    output["ttft_s"] = now if output["ttft_s"] is None else output["ttft_s"]
-                if result.finished:
-                    output["e2e_s"], output["finish_reason"] = now, completion.finish_reason
-        seconds = time.perf_counter() - start
-        return {"seconds": seconds, "outputs": list(outputs.values()), "counts": _gained(before, self._counts())}
+        engine = _Stepped(self.llm.llm_engine, prompts, limits, self._num_requests)
+        self._num_requests += len(prompts)
+        before = self._counters()
+        seconds, outputs = drive(engine, arrival_s or [0.0] * len(prompts), at_once)
+        after = self._counters()
+        return {
+            "seconds": seconds,
+            "outputs": outputs,
+            "counts": _gained(before.counts, after.counts),
+            "num_preemptions": after.num_preemptions - before.num_preemptions,
+        }
 
     def logprobs(self, prefixes: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
         """Log-probabilities of candidate tokens after each prefix; None for one that is not among the top ones.
@@ -135,14 +134,15 @@ class Worker:
             answers.append({"candidates": [top.get(token) for token in tokens], "best": max(top.values())})
         return answers
 
-    def _counts(self) -> dict[str, Any] | None:
+    def _counters(self) -> _Counters:
         prefix = "vllm:spec_decode_"
         found = {metric.name.removeprefix(prefix): metric for metric in self.llm.get_metrics()}
+        num_preemptions = found["vllm:num_preemptions"].value
         if "num_drafts" not in found:
-            return None
+            return _Counters(num_preemptions, None)
         folder = os.environ.get(metrics.FOLDER_VARIABLE)
         ours = metrics.read_totals(Path(folder)) if folder else {}
-        return {
+        counts = {
             "num_drafts": found["num_drafts"].value,
             "num_draft_tokens": found["num_draft_tokens"].value,
             "num_accepted_tokens": found["num_accepted_tokens"].value,
@@ -150,6 +150,40 @@ class Worker:
             "num_steps": sum(counts["steps"] for counts in ours.values()),
             "draft_s": sum(counts["draft_us"] for counts in ours.values()) / 1e6,
         }
+        return _Counters(num_preemptions, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """What vLLM has counted since the engine started."""
+
+    num_preemptions: int
+    counts: dict[str, Any] | None
+    """Of speculation; None without any."""
+
+
+class _Stepped:
+    """Some prompts before vLLM's engine: a `pacing.SteppedEngine`."""
+
+    def __init__(self, engine: Any, prompts: Sequence[Sequence[int]], params: Sequence[Any], first_name: int) -> None:
+        from vllm import TokensPrompt
+
+        self._engine = engine
+        self._prompts = [TokensPrompt(prompt_token_ids=list(token_ids)) for token_ids in prompts]
+        self._params = params
+        self._names = [f"specplug-{first_name + index}" for index in range(len(prompts))]
+        self._indices = {name: index for index, name in enumerate(self._names)}
+
+    def add(self, index: int) -> None:
+        self._engine.add_request(self._names[index], self._prompts[index], self._params[index])
+
+    def step(self) -> list[Given]:
+        given = []
+        for result in self._engine.step():
+            completion = result.outputs[0]
+            index = self._indices[result.request_id]
+            given.append(Given(index, completion.token_ids, result.finished, completion.finish_reason))
+        return given
 
 
 def _gained(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any] | None:

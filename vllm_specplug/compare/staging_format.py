@@ -1,0 +1,137 @@
+"""The report of a staging log as a file: its schema `specplug.staging-report/1`, checked on the way out and in.
+
+`ratio` is a ratio of speeds, as in `specplug.compare/1`: above 1 the arm is faster. `interval` holds at all looks
+together, at `settings.level`, so that the four verdicts of an arm hold together in 95 % of all logs. `once` is what the
+tests for a single look at the end say, at 95 % each; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vllm_specplug.compare.json_checks import (
+    Fields,
+    check_fields,
+    is_count,
+    is_flag,
+    is_interval,
+    is_list,
+    is_number,
+    is_object,
+    is_percentiles,
+    is_share,
+    is_text,
+    or_null,
+)
+from vllm_specplug.compare.report_format import VERDICTS, write_text
+from vllm_specplug.errors import CompareError
+
+SCHEMA = "specplug.staging-report/1"
+SPEED_NAMES = ("e2e", "tpot", "ttft")
+ERROR_VERDICTS = ("more", "fewer", "undecided")
+
+_TOP: Fields = {
+    "schema": (lambda value: value == SCHEMA, repr(SCHEMA)),
+    "provenance": (is_object, "an object"),
+    "model": (is_text, "a text"),
+    "baseline": (is_text, "a text"),
+    "arms": (is_list, "a list"),
+    "settings": (is_object, "an object"),
+    "log": (is_object, "an object"),
+    "split": (is_object, "an object"),
+    "results": (is_object, "an object"),
+    "comparisons": (is_list, "a list"),
+    "apart": (is_object, "an object"),
+    "remarks": (is_list, "a list"),
+    "recommendation": (is_object, "an object"),
+}
+_SPLIT: Fields = {
+    "observed": (is_object, "an object"),
+    "expected": (is_object, "an object"),
+    "p_value": (or_null(is_share), "a number from 0 to 1 or null"),
+    "mismatch": (is_flag, "true or false"),
+    "units_in_several_arms": (is_count, "a count"),
+}
+_RESULT: Fields = {
+    **dict.fromkeys(
+        ("requests", "units", "without_outcome", "failed", "cancelled", "moved", "answered", "output_tokens"),
+        (is_count, "a count"),
+    ),
+    "error_share": (or_null(is_share), "a number from 0 to 1 or null"),
+    "errors": (is_object, "an object"),
+    "output_tokens_per_s": (or_null(is_number), "a number or null"),
+    **dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms"), (or_null(is_percentiles), "p50, p90 and p99 or null")),
+}
+_SPEED: Fields = {
+    "ratio": (or_null(is_number), "a number or null"),
+    "interval": (or_null(is_interval), "[low, high] or null"),
+    "verdict": (lambda value: value in VERDICTS, "one of " + ", ".join(map(repr, VERDICTS))),
+}
+_ERRORS: Fields = {
+    "difference": (is_number, "a number"),
+    "interval": (or_null(is_interval), "[low, high] or null"),
+    "verdict": (lambda value: value in ERROR_VERDICTS, "one of " + ", ".join(map(repr, ERROR_VERDICTS))),
+}
+
+
+def validate_staging(report: Any) -> None:
+    """Check that an object is a report of this schema; further keys are allowed anywhere.
+
+    Raises:
+        CompareError: naming the first wrong key, what it holds and what was expected.
+    """
+    check_fields(report, _TOP, "report")
+    check_fields(report["split"], _SPLIT, "split")
+    for arm, result in report["results"].items():
+        check_fields(result, _RESULT, f"results.{arm}")
+    for index, comparison in enumerate(report["comparisons"]):
+        where = f"comparisons[{index}]"
+        check_fields(comparison, {"arm": (is_text, "a text"), "speeds": (is_object, "an object")}, where)
+        for name in SPEED_NAMES:
+            if name not in comparison["speeds"]:
+                raise CompareError(f"{where}.speeds.{name} is missing; expected an object")
+            check_fields(comparison["speeds"][name], _SPEED, f"{where}.speeds.{name}")
+        if comparison.get("errors") is not None:
+            check_fields(comparison["errors"], _ERRORS, f"{where}.errors")
+
+
+def schema_of(path: str | Path) -> str | None:
+    """What a JSON file says it is; None where it says nothing or cannot be read."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    schema = found.get("schema") if isinstance(found, dict) else None
+    return schema if isinstance(schema, str) else None
+
+
+def write_staging(report: dict[str, Any], path: str | Path) -> None:
+    """Check a report and write it, whole or not at all.
+
+    Raises:
+        CompareError: it is not valid, or the file cannot be written.
+    """
+    validate_staging(report)
+    write_text(json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n", path)
+
+
+def read_staging(path: str | Path) -> dict[str, Any]:
+    """Read and check a report.
+
+    Raises:
+        CompareError: it cannot be read or is not of this schema, naming the file.
+    """
+    try:
+        report = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CompareError(f"cannot read the report {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CompareError(f"cannot read the report {path}: not JSON ({error})") from error
+    try:
+        validate_staging(report)
+    except CompareError as error:
+        raise CompareError(f"{path}: {error}") from error
+    assert isinstance(report, dict)
+    return report
