@@ -9,8 +9,9 @@ SpecplugError
 ├── ProposerError         a proposer broke its side of the interface
 │   └── ShapeError
 ├── ModelError            a model or checkpoint is missing, unreadable or does not fit
-└── CompareError          an experiment cannot be run or read
-    └── EndpointError     a running endpoint that is to be compared did not answer as it should
+├── CompareError          an experiment cannot be run or read
+│   └── EndpointError     a running endpoint that is to be compared did not answer as it should
+└── DeployError           a staging file is wrong, or what it asks for cannot be served on Ray
 
 `ConfigError` is also a `ValueError`, because vLLM's callers treat a bad engine argument as one.
 Every message is one line: what, which value, what was expected, what to do.
@@ -69,3 +70,7 @@ class EndpointError(CompareError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+class DeployError(SpecplugError):
+    """A staging file is wrong, or what it asks for cannot be served on Ray."""

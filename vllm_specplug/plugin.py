@@ -10,18 +10,39 @@ import logging
 import multiprocessing
 import os
 import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+from vllm_specplug import parent
 
 logger = logging.getLogger(__name__)
 
+GROUP = "vllm.general_plugins"
+NAME = "specplug"
 
-def excluded_by() -> str | None:
+
+def excluded_by(environ: Mapping[str, str] = os.environ) -> str | None:
     """Value of VLLM_PLUGINS if it keeps vLLM from loading us, else None."""
-    allowed = os.environ.get("VLLM_PLUGINS")
-    return allowed if allowed is not None and "specplug" not in allowed.split(",") else None
+    allowed = environ.get("VLLM_PLUGINS")
+    return allowed if allowed is not None and NAME not in allowed.split(",") else None
+
+
+def why_not_loaded(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Why a vLLM with this environment would not load us, and the remedy; None: it does."""
+    if not any(point.name == NAME for point in entry_points(group=GROUP)):
+        return (
+            f"vLLM will not find us: no entry point {NAME!r} in group {GROUP}; "
+            "install vllm-specplug into this environment"
+        )
+    allowed = excluded_by(environ)
+    if allowed is not None:
+        return f"VLLM_PLUGINS={allowed!r} leaves us out, so vLLM does not load us; add {NAME!r} or unset it"
+    return None
 
 
 def register() -> None:
-    """Open vLLM's door for our methods in this process."""
+    """Open vLLM's door for our methods in this process, and let it end with its parent where that is asked for."""
+    parent.end_with_parent_if_asked()
     try:
         _register()
     except Exception:  # a plugin must not take down a server that does not use it
