@@ -17,6 +17,7 @@ from vllm_specplug.compare.markdown import render_markdown
 from vllm_specplug.compare.notes import notes
 from vllm_specplug.compare.page import render_page
 from vllm_specplug.compare.report_format import read_report, validate
+from vllm_specplug.compare.sentences import sentences
 from vllm_specplug.compare.vllm_bench import read_bench_result
 from vllm_specplug.compare.vllm_bench_report import bench_report, parse_bench_arms
 from vllm_specplug.errors import CompareError
@@ -185,6 +186,25 @@ def test_other_traffic_is_said(tmp_path: Path) -> None:
     report = report_of(tmp_path, bench_file(), bench_file(request_rate=4.0, model_id="another"))
     assert "NOT COMPARABLE: arm1: request_rate is 4.0, that of plain inf." in notes(report)
     assert "NOT COMPARABLE: arm1: model_id is another, that of plain models/target." in notes(report)
+    assert sentences(report) == [
+        "arm1 is not recommended: model_id is another, that of plain models/target; request_rate is 4.0, that of plain "
+        "inf.",
+        "No arm is left to take the place of plain.",
+    ]
+
+
+def test_recommendation_says_that_the_arms_did_not_take_turns(tmp_path: Path) -> None:
+    found = sentences(report_of(tmp_path, bench_file(), bench_file(0.5)))
+    assert found == [
+        "Ship arm1.",
+        "Before you ship arm1: the arms were measured one after the other, so what drifted in between is in the ratio.",
+    ]
+
+
+def test_file_against_itself_recommends_nothing(tmp_path: Path) -> None:
+    assert sentences(report_of(tmp_path, bench_file(), bench_file())) == [
+        "No recommendation: plain was compared with itself alone."
+    ]
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"{' and '.join(few)}: fewer than {least} users, too few for an interval.")
     for arm, result in results.items():
         for key, what in (
-            ("without_outcome", "have no outcome in the log"),
+            ("without_outcome", "have no outcome in the log: under way, or lost with their router"),
             ("cancelled", "were cancelled by clients"),
         ):
             if result[key] > LOST_SHARE * result["requests"]:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,19 +23,12 @@ from vllm_specplug.compare.sentences import recommendation
 from vllm_specplug.compare.statistics import PromptSpeed, acceptance, percentiles_ms
 from vllm_specplug.compare.unpaired import Request, compare_samples
 from vllm_specplug.compare.verdicts import Rule, decide, verdict
-from vllm_specplug.compare.vllm_bench import MADE_BY, BenchRequest, BenchResult, read_bench_result
+from vllm_specplug.compare.vllm_bench import MADE_BY, BenchResult, read_bench_result
+from vllm_specplug.compare.vllm_bench_arms import BenchArm, bench_arm, incomparable, remarks, same_prompts
 from vllm_specplug.errors import CompareError
 
 CATEGORY = "all"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class _Arm:
-    name: str
-    result: BenchResult
-    answered: Mapping[int, BenchRequest]
-    """By place in the file."""
 
 
 def parse_bench_arms(texts: Sequence[str]) -> dict[str, BenchResult]:
@@ -75,7 +67,7 @@ def bench_report(
     Raises:
         CompareError: an arm has no answered request, naming the file, or two that are paired have none in common.
     """
-    arms = [_arm(name, result) for name, result in results.items()]
+    arms = [bench_arm(name, result) for name, result in results.items()]
     baseline, others = arms[0], arms[1:]
     rule = Rule(seed, margin)
     names = [arm.name for arm in arms]
@@ -141,34 +133,13 @@ def bench_report(
             }
             for comparison in comparisons
         },
-        "remarks": _remarks(arms),
+        "remarks": remarks(arms),
         "prompts": [],
     }
     return {**report, "recommendation": recommendation(report)}
 
 
-def same_prompts(one: BenchResult, other: BenchResult) -> bool:
-    """Whether two files hold the same prompts in the same order, as far as they tell: prompts are not in them.
-
-    Their lengths must agree; where all are of one length, which says nothing, some answer must be the same as well.
-    """
-    lengths = [[request.prompt_tokens for request in result.requests] for result in (one, other)]
-    if lengths[0] != lengths[1]:
-        return False
-    pairs = zip(one.requests, other.requests, strict=True)
-    return len(set(lengths[0])) > 1 or any(ours.answered and ours.text == theirs.text for ours, theirs in pairs)
-
-
-def _arm(name: str, result: BenchResult) -> _Arm:
-    answered = {index: request for index, request in enumerate(result.requests) if request.answered}
-    if not answered:
-        error = next((request.error for request in result.requests if request.error), "answers of no token")
-        last = error.strip().splitlines()[-1][:200]
-        raise CompareError(f"{result.path}: no request was answered ({last}); measure {name!r} again")
-    return _Arm(name, result, answered)
-
-
-def _results(arm: _Arm, asked: Asked) -> dict[str, Any]:
+def _results(arm: BenchArm, asked: Asked) -> dict[str, Any]:
     """R of an arm; all requests are of one category."""
     requests = list(arm.answered.values())
     tokens, seconds = sum(request.output_tokens for request in requests), sum(request.e2e_s for request in requests)
@@ -191,7 +162,7 @@ def _results(arm: _Arm, asked: Asked) -> dict[str, Any]:
     return {"overall": result, "categories": {CATEGORY: result}}
 
 
-def _goodput(arm: _Arm, slo: Slo) -> dict[str, float]:
+def _goodput(arm: BenchArm, slo: Slo) -> dict[str, float]:
     """A request that failed meets nothing; tokens are those of a second of the whole run."""
     good = [r for r in arm.answered.values() if slo.met_by(r.ttft_s, r.tpot_s, r.e2e_s)]
     return {
@@ -200,7 +171,7 @@ def _goodput(arm: _Arm, slo: Slo) -> dict[str, float]:
     }
 
 
-def _comparison(arm: _Arm, baseline: _Arm, rule: Rule) -> dict[str, Any]:
+def _comparison(arm: BenchArm, baseline: BenchArm, rule: Rule) -> dict[str, Any]:
     paired = same_prompts(arm.result, baseline.result)
     found = _paired(arm, baseline, rule) if paired else _unpaired(arm, baseline, rule)
     return {
@@ -209,14 +180,14 @@ def _comparison(arm: _Arm, baseline: _Arm, rule: Rule) -> dict[str, Any]:
         "metric": METRIC,
         **found,
         "paired": paired,
-        "incomparable": "; ".join(_incomparable(arm, baseline)) or None,
+        "incomparable": "; ".join(incomparable(arm, baseline)) or None,
         "margin": rule.margin,
         "looping": None,
         "not_looping": None,
     }
 
 
-def _paired(arm: _Arm, baseline: _Arm, rule: Rule) -> dict[str, Any]:
+def _paired(arm: BenchArm, baseline: BenchArm, rule: Rule) -> dict[str, Any]:
     both = [index for index in baseline.answered if index in arm.answered]
     if not both:
         raise CompareError(
@@ -232,7 +203,7 @@ def _paired(arm: _Arm, baseline: _Arm, rule: Rule) -> dict[str, Any]:
     return decide(speeds[0], speeds[1], rule)
 
 
-def _unpaired(arm: _Arm, baseline: _Arm, rule: Rule) -> dict[str, Any]:
+def _unpaired(arm: BenchArm, baseline: BenchArm, rule: Rule) -> dict[str, Any]:
     samples = [
         [Request(request.output_tokens, request.e2e_s) for request in one.answered.values()] for one in (arm, baseline)
     ]
@@ -250,7 +221,7 @@ def _unpaired(arm: _Arm, baseline: _Arm, rule: Rule) -> dict[str, Any]:
     return {**entry, "categories": {CATEGORY: entry}}
 
 
-def _lossless(arm: _Arm, baseline: _Arm) -> dict[str, Any] | None:
+def _lossless(arm: BenchArm, baseline: BenchArm) -> dict[str, Any] | None:
     """Texts of the same prompts, as they are; None where the prompts are not the same."""
     if not same_prompts(arm.result, baseline.result):
         return None
@@ -263,47 +234,6 @@ def _lossless(arm: _Arm, baseline: _Arm) -> dict[str, Any] | None:
         "different": len(both) - identical,
         "differences": [],
     }
-
-
-def _remarks(arms: Sequence[_Arm]) -> list[str]:
-    """What to know of numbers that were not measured here, a sentence each."""
-    baseline, others = arms[0], arms[1:]
-    throughput = ", ".join(
-        f"{arm.name} {sum(r.output_tokens for r in arm.answered.values()) / arm.result.duration_s:,.1f}" for arm in arms
-    )
-    lines = [
-        "Tokens/s and ratios are output tokens for each second that a request took; what the servers gave in all, in "
-        f"tokens a second: {throughput}.",
-        "Each arm was measured once, apart from the others: what drifted between the runs is in the ratios, and no "
-        "interval knows of it.",
-    ]
-    for arm in others:
-        lines += [f"NOT COMPARABLE: {arm.name}: {difference}." for difference in _incomparable(arm, baseline)]
-        if same_prompts(arm.result, baseline.result):
-            lines.append(
-                f"{arm.name}: paired with {baseline.name} by place in the files, whose prompts have the same lengths. "
-                "Answers are compared as texts; whether rounding explains a difference was not looked into."
-            )
-        else:
-            lines.append(
-                f"{arm.name}: not paired, nothing shows that its prompts are those of {baseline.name} in the same "
-                "order; answers were not compared. Its p-value is that of Mann and Whitney."
-            )
-    for arm in arms:
-        failed = len(arm.result.requests) - len(arm.answered)
-        if failed:
-            lines.append(f"{arm.name}: {failed} of {len(arm.result.requests)} requests failed and are left out.")
-    return lines
-
-
-def _incomparable(arm: _Arm, baseline: _Arm) -> list[str]:
-    """What differs in the traffic the two were sent."""
-    theirs = baseline.result.traffic
-    return [
-        f"{key} is {value}, that of {baseline.name} {theirs[key]}"
-        for key, value in arm.result.traffic.items()
-        if value != theirs[key]
-    ]
 
 
 def _moment(date: str) -> str:
