@@ -3,8 +3,8 @@
     python benchmarks/router_overhead.py --json     # minutes; a local Ray cluster on loopback
 
 Arms without a model answer at once, so nothing but the way through Serve is timed: each request goes client, proxy,
-router, arm and back. `stock` is Ray's own OpenAI ingress in front of the same arms, for what the router costs beyond the
-choice. The ways take turns, one request at a time, in a new order each turn.
+router, arm and back. `stock` is Ray's own OpenAI ingress in front of the same arms, for what the router costs beyond
+the choice. The ways take turns, one request at a time, in a new order each turn.
 """
 
 from __future__ import annotations

@@ -1,1 +1,5 @@
-"""Where the Ray Serve launcher will live: an application with a router between arms. Not built yet."""
+"""Arms of one model on Ray Serve, with a router between them: `python -m deploy`, docs/deploy.md.
+
+    staging file ──▶ staging ──▶ rendering ──▶ a Serve configuration, whose import path is `application:build`
+    there:           application ──▶ a `server` for each arm, `router` in front of them
+"""

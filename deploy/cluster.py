@@ -52,24 +52,26 @@ class Cluster:
         ]
 
 
+def find(address: str | None) -> str:
+    """The address of a running cluster; "local": there is none to be used, so a new one has to be started.
+
+    Args:
+        address: one of the two; None: RAY_ADDRESS, else the cluster that `ray start` started on this machine.
+    """
+    return address or os.environ.get("RAY_ADDRESS") or _started_here() or LOCAL
+
+
 @contextlib.contextmanager
-def connected(address: str | None = None, **options: Any) -> Iterator[Cluster]:
+def connected(address: str, **options: Any) -> Iterator[Cluster]:
     """Be connected to a cluster while the block runs.
 
     Args:
-        address: of a running one; "local": a new one; None: RAY_ADDRESS, else the one that `ray start` started on this
-            machine, else a new one.
+        address: of a running one; "local": a new one.
         options: further arguments of `ray.init` for a new one.
     Raises:
         DeployError: there is no answer from that address, or a new one cannot be started.
     """
-    if address != LOCAL:
-        found = address or os.environ.get("RAY_ADDRESS") or _started_here()
-        if found is not None:
-            with _joined(found) as cluster:
-                yield cluster
-            return
-    with _started(options) as cluster:
+    with _started(options) if address == LOCAL else _joined(address) as cluster:
         yield cluster
 
 
@@ -105,7 +107,7 @@ def _started(options: dict[str, Any]) -> Iterator[Cluster]:
     }
     try:
         try:
-            context = ray.init(address=LOCAL, **settings | options)
+            context = _init(settings | options)
         except Exception as error:  # Ray raises that class itself
             raise DeployError(f"Ray cannot be started on this machine: {_first_line(error)}") from error
         yield Cluster(context.address_info["gcs_address"], True, context.address_info["session_dir"] + "/logs")
@@ -113,6 +115,19 @@ def _started(options: dict[str, Any]) -> Iterator[Cluster]:
         started = _descendants()
         ray.shutdown()
         _end(started)
+
+
+def _init(settings: dict[str, Any]) -> Any:
+    """Start Ray; once more where it gave up on a busy machine, for it waits for half a minute only."""
+    import ray
+
+    try:
+        return ray.init(address=LOCAL, **settings)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        ray.shutdown()
+    return ray.init(address=LOCAL, **settings)
 
 
 def _started_here() -> str | None:

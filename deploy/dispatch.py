@@ -11,7 +11,7 @@ from deploy.inquiry import Inquiry
 from deploy.meters import Meters
 from deploy.record import Record, Sink, Subject
 from deploy.router_settings import RouterSettings
-from deploy.routing import Routing, first_by
+from deploy.routing import Routing
 from deploy.shadow import ShadowTraffic
 
 
@@ -75,16 +75,13 @@ class Dispatch:
 
     def _choose(self, inquiry: Inquiry, record: Record, tried: list[str]) -> Arm:
         weights = self._routing.weights
-        try:
-            arm, by = self._routing.choose(inquiry.target, tried)
-        except failures.RequestError:
-            if not tried:  # nobody can have it: an error of the arm it belongs to
-                first = self._routing.first_choice(inquiry.target)
-                record.exposed(first.name, first_by(inquiry.target), weights)
-            raise
-        if by == "moved":
-            self._meters.count("moved", tried[-1] if tried else self._routing.first_choice(inquiry.target).name)
-        record.exposed(arm.name, by, weights)
+        first = self._routing.first_choice(inquiry.target)
+        if not tried:  # whether or not it can have the request: the log must not lose the draw
+            record.exposed(first.name, inquiry.target.by, weights)
+        arm = self._routing.choose(inquiry.target, tried)
+        if tried or arm is not first:
+            self._meters.count("moved", tried[-1] if tried else first.name)
+            record.exposed(arm.name, "moved", weights)
         if self._shadow is not None and not tried and inquiry.target.forced is None:
             self._shadow.offer(inquiry, arm.name, lambda: self.record(inquiry, f"{inquiry.id}-shadow"), weights)
         return arm

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ray.util.metrics import Counter, Gauge, Histogram
 
 _COUNTERS = {
-    "requests": "Requests an arm was chosen for, those moved to it among them, shadow copies not.",
+    "requests": "Requests drawn for or forced to an arm, or moved to it; shadow copies not.",
     "errors": "Requests that ended with an error, by the arm they were on then.",
     "cancelled": "Requests whose client went away.",
     "moved": "Requests that left an arm, or passed it by, because it was unhealthy.",

@@ -33,11 +33,20 @@ class Progress:
                 self._said[name] = line
                 yield line
 
-
-def failure(application: Any) -> str:
-    """Why an application could not be deployed, in one line."""
-    messages = [application.message, *(status.message for status in application.deployments.values())]
-    return next((cause(message) for message in messages if cause(message)), "Ray gives no reason")
+    def failure(self, application: Any) -> str:
+        """Why an application could not be deployed, in one line."""
+        said = [
+            (f"{self._names.get(deployment, deployment)}: ", status.message)
+            for deployment, status in application.deployments.items()
+        ]
+        # Of the application itself there is only which deployment failed, unless it could not even be built.
+        said.append(("", application.message))
+        place, message = min(
+            ((place, message) for place, message in said if message),
+            key=lambda one: "rror" not in one[1],
+            default=("", "Ray gives no reason"),
+        )
+        return place + cause(message)
 
 
 def cause(message: str) -> str:

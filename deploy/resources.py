@@ -78,10 +78,10 @@ def require(wanted: Sequence[Wanted], *, wait_s: float) -> None:
 def spelt(resources: Mapping[str, float]) -> str:
     """Resources as people read them: `4 CPU, 1 GPU (H100)`."""
     gpus = [key.removeprefix(ACCELERATOR) for key in resources if key.startswith(ACCELERATOR)]
-    hidden = ("node:", ACCELERATOR, "memory", "object_store_memory")
+    hidden = ("node:", ACCELERATOR, "memory", "object_store_memory", "bundle_group")
     parts = []
     for key, value in sorted(resources.items()):
-        if not key.startswith(hidden):
+        if not key.startswith(hidden) and "_group_" not in key:  # parts of placement groups
             kind = f" ({', '.join(gpus)})" if gpus and key == "GPU" else ""
             parts.append(f"{value:g} {key}{kind}")
     return ", ".join(parts) or "nothing"

@@ -193,7 +193,7 @@ class ArmRouter(OpenAiIngress):
     async def _ask_any(self, call: str, body: Any, request: Request) -> Response:
         """Have some arm do what all do alike; nothing is kept of it."""
         inquiry = self._inquiry(call, body, request)
-        arm, _ = self._routing.choose(inquiry.target)
+        arm = self._routing.choose(inquiry.target)
         timeout_s = self._settings.limits.first_byte_timeout_s
         answer = await arm.ask(call, inquiry.body_for(arm, inquiry.id), inquiry.raw_request, None, timeout_s)
         answer.close(cancel=False)

@@ -29,6 +29,13 @@ class Target:
     unit: str
     is_sticky: bool
 
+    @property
+    def by(self) -> By:
+        """Why a request belongs to its first choice."""
+        if self.forced is not None:
+            return "forced"
+        return "sticky" if self.is_sticky else "weight"
+
 
 class Routing:
     """The arms, and how requests are shared out among them.
@@ -81,8 +88,8 @@ class Routing:
         """The arm that a request belongs to, however that arm fares."""
         return self._order(target)[0]
 
-    def choose(self, target: Target, tried: Sequence[str] = ()) -> tuple[Arm, By]:
-        """The arm that a request goes to now, and why.
+    def choose(self, target: Target, tried: Sequence[str] = ()) -> Arm:
+        """The arm that a request goes to now.
 
         Args:
             tried: arms that have failed it.
@@ -95,18 +102,9 @@ class Routing:
         able += [arm for arm in (*fresh, *order) if arm.health.is_last_resort]  # again: by another replica
         if not able:
             raise failures.no_arm(max(0.0, min(arm.health.check_in_s for arm in order)))
-        if tried or able[0] is not order[0]:
-            return able[0], "moved"
-        return able[0], first_by(target)
+        return able[0]
 
     def _order(self, target: Target) -> list[Arm]:
         if target.forced is not None:
             return [self._arms[target.forced]]
         return [self._arms[name] for name in ranking(self.weights, target.unit, self._settings.seed)]
-
-
-def first_by(target: Target) -> By:
-    """Why a request belongs to its first choice."""
-    if target.forced is not None:
-        return "forced"
-    return "sticky" if target.is_sticky else "weight"

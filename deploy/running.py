@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-from deploy import preflight, serving
-from deploy.cluster import connected
+from deploy import cluster, preflight, serving
 from deploy.progress import Progress
 from deploy.staging import DEMO_MODEL, Http, Staging, load_staging
 from vllm_specplug.errors import DeployError
@@ -25,7 +24,7 @@ def main(path: str, address: str | None, *, num_cpus: int | None, dashboard: boo
 
     Args:
         path: the staging file.
-        address: as `cluster.connected` takes it.
+        address: as `cluster.find` takes it.
         num_cpus: of a cluster of its own; None: all.
         dashboard: whether a cluster of its own has one.
     Returns:
@@ -40,22 +39,26 @@ def main(path: str, address: str | None, *, num_cpus: int | None, dashboard: boo
 
     staging = load_staging(path)
     preflight.require(staging, quick=True)
-    staging = staging.model_copy(update={"http": _free_address(staging.http)})
+    found = cluster.find(address)
+    if found == cluster.LOCAL:
+        staging = staging.model_copy(update={"http": _free_address(staging.http)})
+    elif not staging.http.port:
+        raise DeployError(f"{path}: http.port is 0, which needs a cluster of its own; name a port for that at {found}")
     if staging.source == DEMO_MODEL:
         from vllm_specplug.demo_model import demo_model_path
 
         demo_model_path(progress=say)
     options = {"num_cpus": num_cpus, "include_dashboard": dashboard}
     up = False
-    with _stopping(say) as stop_on_signals, connected(address, **options) as cluster:
+    with _stopping(say) as stop_on_signals, cluster.connected(found, **options) as ray:
         stop_on_signals()  # once more: Ray has set a handler of its own
-        say(f"Ray {cluster.address}, {'started' if cluster.is_ours else 'there already'}; logs in {cluster.log_folder}")
-        with serving.deployed(staging, cluster):
+        say(f"Ray {ray.address}, {'started' if ray.is_ours else 'there already'}; logs in {ray.log_folder}")
+        with serving.deployed(staging, ray):
             progress = Progress(staging)
             serving.wait_until_up(staging, progress, say)
             up = True
             say(f"serving {staging.model!r} at {_base_url(staging)} (arms: {', '.join(staging.arms)})")
-            say(f"metrics at {', '.join(cluster.metrics)}")
+            say(f"metrics at {', '.join(ray.metrics)}")
             _watch(path, staging, progress, say)
     say("ended")
     return 0 if up else 130

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray.serve.llm.deployment import LLMServer
 
-from deploy.proposer_meters import ProposerMeters
+from deploy.arm_meters import ArmMeters, proposer_counts
 from vllm_specplug import options, plugin
 from vllm_specplug.bridge.config import proposer_spec
 from vllm_specplug.errors import DeployError
@@ -34,10 +34,11 @@ class ArmServer(LLMServer):
         if not self._is_ours:
             await super().start()
             return
-        meters = ProposerMeters(self._arm)
+        read = proposer_counts()
         await super().start()
         self._require_proposer()
-        self._passing_on = asyncio.create_task(meters.keep_passing_on())
+        # vLLM's own metrics are on Ray's already: Ray's LLM server sees to that.
+        self._passing_on = asyncio.create_task(ArmMeters(self._arm).keep_passing_on(read))
 
     async def __del__(self) -> None:
         """End the engine's processes; Ray would leave that to their own end."""

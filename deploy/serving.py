@@ -12,7 +12,7 @@ from typing import Any
 from deploy import resources
 from deploy.bundles import wanted_of
 from deploy.cluster import Cluster
-from deploy.progress import Progress, failure
+from deploy.progress import Progress
 from deploy.rendering import serve_config
 from deploy.staging import Staging
 from vllm_specplug.errors import DeployError
@@ -65,7 +65,7 @@ def wait_until_up(staging: Staging, progress: Progress, say: Say) -> None:
             if application.status.value == "RUNNING":
                 return
             if application.status.value == "DEPLOY_FAILED":
-                raise DeployError(failure(application))
+                raise DeployError(progress.failure(application))
         if time.monotonic() > deadline:
             raise DeployError(f"not up within start_timeout_s, {timeout_s:g} s: {_still_missing(staging)}")
         time.sleep(_POLL_S)

@@ -16,12 +16,15 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.arm_meters import ArmMeters
 from vllm_specplug import plugin
 from vllm_specplug.compare.engine import last_error_line, one_line
 from vllm_specplug.errors import DeployError
@@ -79,6 +82,7 @@ class VllmServer:
         except BaseException:
             self._kill()
             raise
+        self._passing_on = asyncio.create_task(ArmMeters(model).keep_passing_on(self._metrics))
 
     async def chat(self, body: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
         """OpenAI's chat completions: events of a stream, or one object."""
@@ -110,16 +114,22 @@ class VllmServer:
         if answer.status_code != 200:
             raise EngineDeadError(f"{self._model}: `vllm serve` says it is unwell (status {answer.status_code})")
 
-    async def metrics(self) -> str:
-        """vLLM's metrics and the plugin's, as Prometheus reads them."""
-        return (await self._client.get("/metrics", timeout=_HEALTH_TIMEOUT_S)).text
-
     async def __del__(self) -> None:
         """End the child; Serve calls this when the replica is to end."""
-        if hasattr(self, "_child"):
+        if hasattr(self, "_passing_on"):  # it came up
+            self._passing_on.cancel()
             self._child.terminate()
             await asyncio.to_thread(self._wait_or_kill)
             await self._client.aclose()
+
+    async def _metrics(self) -> Iterable[Metric]:
+        """vLLM's metrics and the plugin's."""
+        answer = await self._client.get("/metrics", timeout=_HEALTH_TIMEOUT_S)
+        return [
+            family
+            for family in text_string_to_metric_families(answer.text)
+            if family.name.startswith(("vllm:", "specplug_"))
+        ]
 
     async def _post(self, path: str, body: Any) -> AsyncIterator[Any]:
         text = body.model_dump_json(exclude_unset=True)

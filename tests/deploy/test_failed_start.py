@@ -23,7 +23,7 @@ def test_engine_that_cannot_start_ends_the_command_with_its_reason(tmp_path: Pat
             family |= processes.family(run.pid)
             time.sleep(0.5)
         assert run.process.returncode == 2
-        assert run.said().splitlines()[-1] == "deploy: error: RuntimeError: no such weights"
+        assert run.said().splitlines()[-1] == "deploy: error: b: RuntimeError: no such weights"
         assert "b: 1 starting: RuntimeError: no such weights" in run.said()
         assert not [name for pid, name in family.items() if processes.is_alive(pid)]
 

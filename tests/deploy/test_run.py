@@ -136,6 +136,36 @@ def test_killed_replica_takes_its_engine_with_it_and_is_replaced(run: Run, url: 
     wait_for_replacement(run, url, before)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_arms_that_start_at_once_ten_times_over_share_no_port(run: Run, url: str) -> None:
+    for _ in range(10):
+        before = {arm: replica(run, arm) for arm in ("baseline", "lookup")}
+        for victim in before.values():
+            os.kill(victim, signal.SIGKILL)
+        processes.eventually(lambda: all(answers(url, f"tiny--{arm}") for arm in ("baseline", "lookup")), 300)
+        after = {arm: replica(run, arm) for arm in before}
+        assert not set(after.values()) & set(before.values())
+        ports = {arm: listening(pid) for arm, pid in after.items()}
+        assert not ports["baseline"] & ports["lookup"]
+    logs = Path(run.said().split("logs in ")[1].splitlines()[0])
+    files = [*logs.glob("worker-*"), *logs.glob("serve/*.log")]  # not of Ray's agent, whose port is always the same
+    said = "".join(file.read_text(errors="replace") for file in files)
+    assert "Started vLLM engine" in said
+    assert "Address already in use" not in said
+    assert "EADDRINUSE" not in said
+
+
+def listening(pid: int) -> set[int]:
+    """TCP ports that a process and its descendants listen on."""
+    return {
+        connection.laddr.port
+        for one in [pid, *processes.family(pid)]
+        for connection in psutil.Process(one).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
 def wait_for_replacement(run: Run, url: str, before: int) -> None:
     """The arm's next replica answers within 150 s, and the other arm within 10 s all the while."""
     started = time.monotonic()

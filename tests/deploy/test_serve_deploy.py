@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import processes
 import pytest
 import yaml
 from deployments import STUB, chat, text_of
 
-from deploy.cluster import connected
+from deploy.cluster import LOCAL, connected
 
 SERVE = Path(sys.executable).with_name("serve")
 Deploy = Callable[[Mapping[str, Any]], str]
@@ -35,7 +34,7 @@ def dashboard() -> Iterator[str]:
     """Address of the dashboard of a cluster with two CPUs."""
     folder, port = tempfile.mkdtemp(prefix="ray-"), free_port()
     try:
-        with connected("local", num_cpus=2, include_dashboard=True, dashboard_port=port, _temp_dir=folder):
+        with connected(LOCAL, num_cpus=2, include_dashboard=True, dashboard_port=port, _temp_dir=folder):
             yield f"http://127.0.0.1:{port}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -59,35 +58,39 @@ def serve_deploy(dashboard: str, tmp_path_factory: pytest.TempPathFactory) -> De
     return deploy
 
 
-def application(dashboard: str) -> dict[str, Any]:
-    found = httpx.get(f"{dashboard}/api/serve/applications/", timeout=30).json()
+def application() -> dict[str, Any]:
+    """What Serve knows of it."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    found = client.get_serve_details() if client else {"applications": {}}
     return dict(found["applications"].get("specplug", {"status": "none", "message": ""}))
 
 
-def wait_for(dashboard: str, status: str, within_s: float = 240) -> dict[str, Any]:
+def wait_for(status: str, within_s: float = 240) -> dict[str, Any]:
     def is_there() -> bool:
-        now = application(dashboard)
+        now = application()
         assert now["status"] in (status, "DEPLOYING", "none", "RUNNING"), now["message"]
         return bool(now["status"] == status)
 
     processes.eventually(is_there, within_s)
-    return application(dashboard)
+    return application()
 
 
 def pid_of(url: str, arm: str) -> str:
     return text_of(chat(url, f"tiny--{arm}")).split()[1]
 
 
-def test_weights_and_replicas_change_without_a_restart(dashboard: str, serve_deploy: Deploy) -> None:
+def test_weights_and_replicas_change_without_a_restart(serve_deploy: Deploy) -> None:
     url = serve_deploy({"arms": {"a": {**STUB, "weight": 1}, "b": {**STUB, "weight": 0}}})
-    wait_for(dashboard, "RUNNING")
+    wait_for("RUNNING")
     before = {arm: pid_of(url, arm) for arm in ("a", "b")}
     assert chat(url, "tiny")["model"] == "tiny--a"
 
     scaled = {"weight": 1, "num_cpus": 1, "autoscaling": {"max_replicas": 2}}
     serve_deploy({"arms": {"a": {**STUB, "weight": 0}, "b": {**STUB, **scaled}}})
     processes.eventually(lambda: bool(chat(url, "tiny")["model"] == "tiny--b"), 60)
-    found = wait_for(dashboard, "RUNNING")
+    found = wait_for("RUNNING")
     assert {arm: pid_of(url, arm) for arm in ("a", "b")} == before
     autoscaling = found["deployments"]["ArmServer:b"]["deployment_config"]["autoscaling_config"]
     assert (autoscaling["min_replicas"], autoscaling["max_replicas"]) == (1, 2)
@@ -95,22 +98,18 @@ def test_weights_and_replicas_change_without_a_restart(dashboard: str, serve_dep
     assert found["deployments"]["ArmServer:a"]["deployment_config"]["health_check_period_s"] == 2.0
 
 
-def test_arm_that_vllm_would_run_without_the_plugin_is_refused_before_it_starts(
-    dashboard: str, serve_deploy: Deploy
-) -> None:
+def test_arm_that_vllm_would_run_without_the_plugin_is_refused_before_it_starts(serve_deploy: Deploy) -> None:
     env = {**STUB["env"], "VLLM_PLUGINS": "other"}
     serve_deploy({"arms": {"a": {"env": env}, "b": STUB}})
-    found = wait_for(dashboard, "DEPLOY_FAILED")
+    found = wait_for("DEPLOY_FAILED")
     assert "arm 'a': VLLM_PLUGINS='other' leaves us out, so vLLM does not load us" in found["message"]
 
 
-def test_bundle_that_fits_nowhere_is_refused_and_no_placement_group_is_left(
-    dashboard: str, serve_deploy: Deploy
-) -> None:
+def test_bundle_that_fits_nowhere_is_refused_and_no_placement_group_is_left(serve_deploy: Deploy) -> None:
     import ray
 
     serve_deploy({"arms": {"a": {**STUB, "num_cpus": 4}}})
-    found = wait_for(dashboard, "DEPLOY_FAILED")
+    found = wait_for("DEPLOY_FAILED")
     assert (
         "arm 'a': a replica wants 4 CPU, which no machine of the cluster has: 127.0.0.1 has 2 CPU" in found["message"]
     )
@@ -118,7 +117,8 @@ def test_bundle_that_fits_nowhere_is_refused_and_no_placement_group_is_left(
     assert not [group for group in groups if group["state"] not in ("REMOVED",)]
 
 
-def test_check_asks_the_cluster(dashboard: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("dashboard")
+def test_check_asks_the_cluster(tmp_path: Path) -> None:
     import ray
 
     file = tmp_path / "staging.yaml"

@@ -291,8 +291,9 @@ async def test_request_of_an_arm_that_is_out_goes_to_its_second_choice(case: Cas
     case.arms[case.order[0]].health.did_not_pass("gone")
     arm, _ = await case.ask()
     assert arm.name == case.order[1]
-    assert case.exposures() == [(case.order[1], "moved")]
+    assert case.exposures() == [(case.order[0], "sticky"), (case.order[1], "moved")]  # the draw is not lost
     assert case.record.num_moves == 1
+    assert not case.first().calls
 
 
 @run

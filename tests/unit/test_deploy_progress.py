@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deploy.progress import Progress, cause, failure
+from deploy.progress import Progress, cause
 from deploy.settings import read
 from deploy.staging import Staging
 
@@ -60,7 +60,6 @@ def test_replacement_is_said() -> None:
 
 def test_reason_of_a_replica_that_failed_is_our_own_line() -> None:
     assert cause(FAILED) == "m--a: VLLM_PLUGINS='x' leaves us out"
-    assert failure(application("", a=deployment({}, message=FAILED))) == "m--a: VLLM_PLUGINS='x' leaves us out"
     (line,) = Progress(STAGING).changes(application(a=deployment({"STARTING": 1}, "UPDATING", FAILED)))
     assert line == "a: 1 starting: m--a: VLLM_PLUGINS='x' leaves us out"
 
@@ -78,5 +77,13 @@ def test_reason_without_a_line_of_ours_is_the_error_itself(message: str, expecte
     assert cause(message) == expected
 
 
+def test_reason_is_that_of_the_deployment_that_failed() -> None:
+    slow = deployment({"STARTING": 1}, "UPDATING", "a has 1 replica that has taken more than 30s to start")
+    failed = application("Failed to update the deployments ['ArmServer:b'].", a=slow, b=deployment({}, message=FAILED))
+    progress = Progress(STAGING)
+    assert progress.failure(failed) == "b: m--a: VLLM_PLUGINS='x' leaves us out"
+    assert progress.failure(application("Deploying app failed:\nValueError: bad")) == "ValueError: bad"
+
+
 def test_failure_without_any_message_says_so() -> None:
-    assert failure(application()) == "Ray gives no reason"
+    assert Progress(STAGING).failure(application()) == "Ray gives no reason"

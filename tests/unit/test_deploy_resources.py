@@ -87,4 +87,5 @@ def test_what_may_fit_is_left_to_ray(arms: list[Wanted], cluster: list[Machine])
 def test_resources_are_spelt_without_what_ray_adds_to_each_machine() -> None:
     assert spelt(TWO_CPUS.total) == "2 CPU"
     assert spelt(H100.total) == "64 CPU, 8 GPU (H100)"
+    assert spelt({"CPU": 1.0, "CPU_group_0_ab": 1.0, "CPU_group_ab": 1.0, "bundle_group_ab": 999.9}) == "1 CPU"
     assert spelt({}) == "nothing"
