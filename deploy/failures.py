@@ -75,7 +75,7 @@ def of_exception(error: BaseException, arm: str) -> RequestError:
         return RequestError("busy", error.status_code, "arm_busy", message, retry_after_s=error.retry_after_s)
     if names & {"VLLMClientError", "ValidationError"}:
         message = str(cause or error).strip().partition("\n")[0]
-        return RequestError("refused", 400, "invalid_request", message)
+        return invalid(message)
     return failed(arm)
 
 
@@ -91,6 +91,11 @@ def of_error_object(error: Any, arm: str) -> RequestError:
     failure = RequestError(kind, status, f"http_{status}", str(fields.get("message")))
     failure.body = {"error": fields}  # the engine's own words, as `vllm serve` would pass them on
     return failure
+
+
+def invalid(message: str, param: str | None = None) -> RequestError:
+    """The request is wrong."""
+    return RequestError("refused", 400, "invalid_request", message, param=param)
 
 
 def died(arm: str) -> RequestError:

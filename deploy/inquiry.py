@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
+from ray.llm._internal.serve.core.ingress.utils import _sanitize_chat_completion_request
 from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.serve.llm.openai_api_models import CompletionRequest
 
+from deploy import failures
 from deploy.arm import Arm
 from deploy.router_settings import RouterSettings
 from deploy.routing import Routing, Target
@@ -80,8 +82,13 @@ def read_inquiry(
     """Make one of what FastAPI has.
 
     Raises:
-        RequestError: it asks for a model or an arm that does not exist.
+        RequestError: it asks for a model or an arm that does not exist, or its messages are wrong.
     """
+    if hasattr(body, "messages"):
+        try:
+            body = _sanitize_chat_completion_request(body)  # checks content that pydantic leaves for later
+        except ValueError as error:
+            raise failures.invalid(str(error), "messages") from error
     forced = routing.forced_arm(body.model, request.headers.get(settings.arm_header))
     request_id = secrets.token_hex(16)
     session = request.headers.get(settings.session_header) or None

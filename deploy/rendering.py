@@ -1,7 +1,7 @@
 """From a staging file to the Serve configuration that `serve run`, `serve deploy` and KubeRay take.
 
 The application's arguments hold what restarts replicas when it changes; `deployments` holds what does not: weights,
-replicas, health checks.
+replicas, health checks. (Serve also counts which deployments scale by themselves as a part of the version.)
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from ray import serve
 from ray.llm._internal.serve.core.configs.openai_api_models import DetokenizeRequest, ModelCard, TokenizeRequest
-from ray.llm._internal.serve.core.ingress.utils import _sanitize_chat_completion_request
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm.ingress import OpenAiIngress
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
@@ -130,7 +129,7 @@ class ArmRouter(OpenAiIngress):
 
     async def chat(self, body: ChatCompletionRequest, request: Request) -> Response:
         """OpenAI's chat completions."""
-        return await self._generate("chat", _sanitize_chat_completion_request(body), request)
+        return await self._generate("chat", body, request)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """OpenAI's completions."""

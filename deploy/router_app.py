@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deploy.failures import RequestError
+from deploy.failures import RequestError, invalid
 
 ADMIN_PATH = "/-/specplug/arms"
 
@@ -102,7 +102,7 @@ async def _bad_request(request: Request, error: Exception) -> Response:
     where = f"{'.'.join(place)}: " if place and first["type"] != "json_invalid" else ""
     detail = f" ({first['ctx']['error']})" if first["type"] == "json_invalid" and "ctx" in first else ""
     param = ".".join(place) if where else None
-    return RequestError("refused", 400, "invalid_request", f"{where}{first['msg']}{detail}", param=param).response()
+    return invalid(f"{where}{first['msg']}{detail}", param).response()
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

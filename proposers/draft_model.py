@@ -88,7 +88,9 @@ class DraftModelProposer(Proposer):
     """Drafts with a second model, token after token."""
 
     Options = DraftModelOptions
-    capabilities = Capabilities(gives_probs=True, runs_draft_model=True)
+    capabilities = Capabilities(
+        gives_probs=True, runs_draft_model=True, stays_on_device=True, runners=frozenset({"v1", "v2"})
+    )
 
     _draft: DraftModel
     _logits: Callable[[torch.Tensor], torch.Tensor]
@@ -96,10 +98,14 @@ class DraftModelProposer(Proposer):
     """Token behind each output of `_logits`; None: 0, 1, 2, ..."""
     _step_probs: StepProbs | None = None
 
-    def __init__(self, options: DraftModelOptions, engine: EngineInfo) -> None:
-        super().__init__(options, engine)
-        if options.draft_sample_method == "greedy":
-            self.capabilities = replace(self.capabilities, gives_probs=False)
+    @classmethod
+    def capabilities_for(cls, options: DraftModelOptions) -> Capabilities:
+        """Shorter drafts are of no use to asynchronous scheduling, which checks as many for every request."""
+        return replace(
+            cls.capabilities,
+            gives_probs=options.draft_sample_method == "probabilistic",
+            stays_on_device=options.min_confidence == 0,
+        )
 
     @classmethod
     def check(cls, options: DraftModelOptions, engine: EngineInfo) -> None:
@@ -136,32 +142,33 @@ class DraftModelProposer(Proposer):
         """Pass after pass of the draft model, for all requests at once."""
         import torch
 
-        width = int(batch.max_drafts.max(initial=0))
         with torch.inference_mode():
             states = self._draft.begin()
-            if not width:
+            if not batch.width:
                 return Drafts.none(batch.num_reqs)
-            columns, probs, lengths = self._passes(batch, states, width)
-            token_ids = torch.stack(columns, dim=1).cpu().numpy().astype(np.int32)
-        over_vocabulary = None
-        if probs:
-            assert self._step_probs is not None, "load() comes first"
-            over_vocabulary = self._step_probs.over_vocabulary(probs, self._token_ids)
-        return Drafts(token_ids, np.minimum(batch.max_drafts, lengths), over_vocabulary)
+            columns, probs, lengths = self._passes(batch, states, batch.width)
+            over_vocabulary = None
+            if probs:
+                assert self._step_probs is not None, "load() comes first"
+                over_vocabulary = self._step_probs.over_vocabulary(probs, self._token_ids)
+            return Drafts.from_columns(batch, columns, lengths, over_vocabulary)
 
     def _passes(
         self, batch: DraftBatch, states: torch.Tensor, width: int
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor], np.ndarray]:
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
         """Tokens, one pass after the other.
 
         Returns:
             Drafted tokens, a [num_reqs] for each pass; the distributions they were drawn from, a
-            [num_reqs, num_outputs] each, none for greedy drafts; how many of the tokens to keep, [num_reqs] int32.
+            [num_reqs, num_outputs] each, none for greedy drafts; how many of the tokens to keep, [num_reqs] int32, None
+            for all.
         """
+        import torch
+
         temperatures = batch.temperatures if self.options.draft_sample_method == "probabilistic" else None
         # Where ranks share the model, one that ended its passes before the others would leave them waiting.
         may_end_early = self.engine.tp_size == 1
-        lengths = batch.max_drafts.astype(np.int32)
+        lengths = batch.max_drafts.astype(np.int32) if self.options.min_confidence else None
         columns: list[torch.Tensor] = []
         probs: list[torch.Tensor] = []
         for column in range(1, width + 1):
@@ -173,12 +180,14 @@ class DraftModelProposer(Proposer):
                 row = sample_rows(probs[-1], batch)
             token = row if self._token_ids is None else self._token_ids[row]
             columns.append(self._draft.to_target_ids(token))
-            if self.options.min_confidence and column < width:
+            if column == width:
+                break
+            if lengths is not None:
                 # The doubtful token itself stays: whether a token judged by its q is kept must not depend on its value.
                 given = probs[-1] if probs else logits.float().softmax(dim=-1)
                 doubtful = (given.gather(1, row[:, None])[:, 0] < self.options.min_confidence).cpu().numpy()
                 lengths[doubtful] = np.minimum(lengths[doubtful], column)
-            if column == width or (may_end_early and (lengths <= column).all()):
-                break
+                if may_end_early and (lengths <= column).all():
+                    break
             states = self._draft.advance(columns[-1])
-        return columns, probs, lengths
+        return columns, probs, None if lengths is None else torch.from_numpy(lengths)

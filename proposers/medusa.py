@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import Field
 
 from vllm_specplug.draft_probs import StepProbs, tempered
@@ -59,15 +58,21 @@ class Medusa(Proposer):
     """Drafts from the target's hidden state with Medusa or Hydra heads."""
 
     Options = MedusaOptions
-    capabilities = Capabilities(reads_hidden_states=True, gives_probs=True)
+    capabilities = Capabilities(
+        reads_hidden_states=True, gives_probs=True, stays_on_device=True, runners=frozenset({"v1", "v2"})
+    )
 
     _heads: MedusaHeads
     _step_probs: StepProbs | None = None
 
-    def __init__(self, options: MedusaOptions, engine: EngineInfo) -> None:
-        super().__init__(options, engine)
-        if options.draft_sample_method == "greedy":
-            self.capabilities = replace(self.capabilities, gives_probs=False)
+    @classmethod
+    def capabilities_for(cls, options: MedusaOptions) -> Capabilities:
+        """Shorter drafts are of no use to asynchronous scheduling, which checks as many for every request."""
+        return replace(
+            cls.capabilities,
+            gives_probs=options.draft_sample_method == "probabilistic",
+            stays_on_device=options.min_confidence == 0,
+        )
 
     @classmethod
     def check(cls, options: MedusaOptions, engine: EngineInfo) -> None:
@@ -114,16 +119,12 @@ class Medusa(Proposer):
         """One token from each head in turn, for all requests at once."""
         import torch
 
-        width = int(batch.max_drafts.max(initial=0))
-        if not width:
+        if not batch.width:
             return Drafts.none(batch.num_reqs)
         with torch.inference_mode():
-            columns, probs, lengths = self._draft(batch, width)
-        return Drafts(
-            torch.stack(columns, dim=1).cpu().numpy().astype(np.int32),
-            batch.max_drafts.copy() if lengths is None else np.minimum(batch.max_drafts, lengths.cpu().numpy()),
-            self._over_target_vocabulary(probs) if probs else None,
-        )
+            columns, probs, lengths = self._draft(batch, batch.width)
+            over_vocabulary = self._over_target_vocabulary(probs) if probs else None
+            return Drafts.from_columns(batch, columns, lengths, over_vocabulary)
 
     def _draft(
         self, batch: DraftBatch, width: int
@@ -141,10 +142,8 @@ class Medusa(Proposer):
         states = batch.hidden_states
         assert states is not None
         states = states.to(heads.dtype)
-        newest = batch.token_ids[np.arange(batch.num_reqs), np.maximum(batch.num_tokens - 1, 0)]
-        token = torch.from_numpy(newest).to(states.device, torch.int64)
         # A target padded beyond the heads' vocabulary has tokens they do not know, which nobody should see.
-        token = token.clamp(max=heads.config.vocab_size - 1)
+        token = batch.newest_tokens(self.engine.device).clamp(max=heads.config.vocab_size - 1)
         temperatures = batch.temperatures if self.options.draft_sample_method == "probabilistic" else None
         columns: list[torch.Tensor] = []
         probs: list[torch.Tensor] = []

@@ -25,6 +25,8 @@ from numba import float64, int32, int64, njit, types, uint8, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from proposers.ngram_confidence import AGREED, ALONE, DISPUTED, LONGEST
+
 # Columns of the state array [num_slots, STATE_WIDTH] int64, one line per request. Zeros are a request never seen.
 TABLE = 0  # address of the table [num_lengths + 1, size] uint32
 SIZE = 1  # entries per window length
@@ -35,19 +37,6 @@ NEXT_TABLE = 5  # a larger table being filled beside the first, 0: none
 NEXT_SIZE = 6
 NEXT_INDEXED = 7
 STATE_WIDTH = 8
-
-# How often the token after an earlier occurrence came again, by the number of tokens that matched (the last entry holds
-# for more). Measured on 46,000 tokens of a small chat model's greedy answers; what matters is the order of magnitude.
-ALONE = np.array(
-    [0, 0.22, 0.49, 0.62, 0.71, 0.76, 0.79, 0.80, 0.82, 0.84, 0.86, 0.88, 0.89, 0.90, 0.91, 0.92, 0.93]
-)  # there is no occurrence before that one
-AGREED = np.array(
-    [0, 0.47, 0.82, 0.87, 0.92, 0.95, 0.96, 0.97, 0.97, 0.97, 0.98, 0.98, 0.98, 0.98, 0.98, 0.98, 0.99]
-)  # the occurrence before that one was followed by the same token
-DISPUTED = np.array(
-    [0, 0.12, 0.26, 0.30, 0.30, 0.30, 0.40, 0.40, 0.40, 0.40, 0.40, 0.40, 0.45, 0.45, 0.45, 0.45, 0.49]
-)  # ... by another token
-LONGEST = len(ALONE) - 1
 
 # What a row asks of the owner of the tables (`todo`).
 NOTHING = 0
@@ -269,6 +258,7 @@ def _draft(tokens, count, limit, match, pointer, size, lengths, min_confidence, 
 @compiled
 def step(  # type: ignore[no-untyped-def]
     token_ids,
+    places,
     num_tokens,
     num_new,
     max_drafts,
@@ -287,8 +277,8 @@ def step(  # type: ignore[no-untyped-def]
     """Take in what is new in each row and draft. Calling it again with the same rows gives the same drafts.
 
     Args:
-        token_ids: [>= num_reqs, >= max num_tokens] int32; num_tokens, num_new, max_drafts: [num_reqs] int32, as in
-            `DraftBatch`.
+        token_ids, places: see `DraftBatch.token_buffer`.
+        num_tokens, num_new, max_drafts: [num_reqs] int32, as in `DraftBatch`.
         slots: line of `state` of each row, [num_reqs] int64.
         state: [num_slots, STATE_WIDTH] int64.
         lengths, powers, base, mask: see `_take_in`.
@@ -309,7 +299,7 @@ def step(  # type: ignore[no-untyped-def]
     # Tables and texts of the rows lie far apart. Waiting for memory row by row is what would cost, so the rows' table
     # lines are fetched first, then the tokens they point at, and only then used.
     for row in range(num_reqs):
-        line, tokens, count = state[slots[row]], token_ids[row], np.int64(num_tokens[row])
+        line, tokens, count = state[slots[row]], token_ids[places[row]], np.int64(num_tokens[row])
         start = line[INDEXED]
         counts[row], todo[row], stops[row] = 0, NOTHING, -1
         if count > np.int64(mask):  # longer than the engine said a text can be: entries cannot hold such positions
@@ -331,13 +321,14 @@ def step(  # type: ignore[no-untyped-def]
         line = state[slots[row]]
         start = line[INDEXED]
         if start < stops[row] <= start + BLOCK:
-            text = _pointer(token_ids.ctypes.data + row * token_ids.strides[0])
+            text = _pointer(token_ids.ctypes.data + places[row] * token_ids.strides[0])
             for t in range(start, stops[row]):
                 _fetch_text(text, _pointer(line[TABLE]), line[SIZE], lengths, mask, mixed[row, t - start])
     for row in range(num_reqs):
         if stops[row] < 0:
             continue
-        line, tokens, count, stop = state[slots[row]], token_ids[row], np.int64(num_tokens[row]), stops[row]
+        line, count, stop = state[slots[row]], np.int64(num_tokens[row]), stops[row]
+        tokens = token_ids[places[row]]
         start, pointer, size = line[INDEXED], _pointer(line[TABLE]), line[SIZE]
         if stop > start + BLOCK:
             line[MATCH] = _take_in(tokens, pointer, size, start, stop, lengths, powers, base, mask, hashes[row])
@@ -379,7 +370,7 @@ def _array(dtype: Any, ndim: int, layout: str, readonly: bool) -> Any:
 _INTS = _array(int32, 1, "C", True)
 _SIGNATURE = int64(
     _array(int32, 2, "A", True),
-    *(_INTS, _INTS, _INTS),
+    *(_INTS, _INTS, _INTS, _INTS),
     _array(int64, 1, "C", True),
     _array(int64, 2, "C", False),
     _array(int64, 1, "C", True),

@@ -8,7 +8,9 @@ occurrence; draft a copy of what followed it. Where the copy reaches the end of 
 itself, so a text that loops with period 2 still gets a full draft. A short match is a weak hint, and so is one whose
 continuation changed from time to time: the draft ends where it is likely to be wrong (`min_confidence`).
 
-This module knows when to index what and who owns the memory; `proposers.ngram_index` holds the compiled kernels.
+This module knows when to index what and who owns the memory; `proposers.ngram_index` holds the compiled kernels. Under
+asynchronous scheduling the host learns of the newest tokens too late: `proposers.ngram_search` finds the same drafts on
+the device.
 
 Source: Saxena 2023, prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding). vLLM's own proposer
 (vllm/v1/spec_decode/ngram_proposer.py) scans the whole context at each step and takes the earliest occurrence.
@@ -25,6 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field, model_validator
 
+from proposers.ngram_search import NgramSearch
 from vllm_specplug.proposer import Capabilities, DraftBatch, Drafts, EngineInfo, Proposer, ProposerOptions, Target
 
 MAX_LENGTHS = 16
@@ -85,10 +88,17 @@ class PromptLookup(Proposer):
     """
 
     Options: ClassVar[type[ProposerOptions]] = PromptLookupOptions
-    capabilities = Capabilities(runners=frozenset({"v1"}))
+    capabilities = Capabilities(stays_on_device=True, runners=frozenset({"v1", "v2"}))
+
+    _search: NgramSearch | None = None
 
     def __init__(self, options: PromptLookupOptions, engine: EngineInfo) -> None:
         super().__init__(options, engine)
+        self._slots: dict[str, int] = {}  # request id -> line of _state
+        self._tables: list[list[np.ndarray[Any, Any]]] = []  # of each line: its table, and the one being filled
+        if engine.asynchronous:
+            self._search = NgramSearch(options.lengths(), options.min_confidence, engine.device)
+            return
         # Here, not at the top: numba takes half a second to import, and listing proposers must not pay for it.
         from proposers import ngram_index
 
@@ -101,9 +111,7 @@ class PromptLookup(Proposer):
         self._window = (np.array(lengths), np.array(powers, np.uint64), np.uint64(base))
         self._mask = np.uint64((1 << position_bits) - 1)
         self._budgets = np.array([READING_BUDGET, DRAFTING_BUDGET]) // len(lengths)
-        self._slots: dict[str, int] = {}  # request id -> line of _state
         self._free: list[int] = []
-        self._tables: list[list[np.ndarray[Any, Any]]] = []  # of each line: its table, and the one being filled
         self._state = np.zeros((0, ngram_index.STATE_WIDTH), np.int64)
 
     @property
@@ -118,15 +126,20 @@ class PromptLookup(Proposer):
 
     def load(self, target: Target) -> None:
         """Compile the kernels, or read them from numba's cache: no request waits for that."""
-        self._kernels.compile_kernels()
+        if self._search is None:
+            self._kernels.compile_kernels()
 
     def propose(self, batch: DraftBatch) -> Drafts:
+        if self._search is not None:
+            assert batch.on_device is not None, "the engine is asynchronous"
+            return self._search.drafts(batch.on_device, batch.width)
         num_reqs = batch.num_reqs
         if num_reqs == 0:
             return Drafts.none(0)
-        num_tokens, num_new, max_drafts = (
-            np.ascontiguousarray(counts[:num_reqs], np.int32)
-            for counts in (batch.num_tokens, batch.num_new_tokens, batch.max_drafts)
+        token_ids, places = batch.token_buffer()
+        places, num_tokens, num_new, max_drafts = (
+            np.ascontiguousarray(numbers[:num_reqs], np.int32)
+            for numbers in (places, batch.num_tokens, batch.num_new_tokens, batch.max_drafts)
         )
         try:
             slots = np.array([self._slots[req_id] for req_id in batch.req_ids])
@@ -139,7 +152,7 @@ class PromptLookup(Proposer):
         confidence = float(self.options.min_confidence)
 
         def step() -> int:
-            rows = (batch.token_ids, num_tokens, num_new, max_drafts, slots, self._state)
+            rows = (token_ids, places, num_tokens, num_new, max_drafts, slots, self._state)
             return int(self._kernels.step(*rows, *self._window, self._mask, budgets, confidence, out, counts, todo))
 
         if step() and self._serve(slots, todo, num_tokens):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from vllm_specplug import __version__
 from vllm_specplug.errors import SpecplugError
@@ -50,7 +51,17 @@ def _parser() -> argparse.ArgumentParser:
     command = _add(commands, "list", _list, "proposers found, where from, capabilities, options", "specplug list")
     command.add_argument("--json", action="store_true", help="print JSON")
 
-    command = _add(commands, "doctor", _doctor, "check the contract with the installed vLLM", "specplug doctor")
+    command = _add(
+        commands,
+        "doctor",
+        _doctor,
+        "check the contract with the installed vLLM, or with the sources of another one",
+        """specplug doctor
+  specplug doctor --release 0.33.0""",
+    )
+    other = command.add_mutually_exclusive_group()
+    other.add_argument("--sources", metavar="PATH", help="a folder, wheel or sdist of vLLM, which is not imported")
+    other.add_argument("--release", metavar="VERSION", help="the same for a release, whose wheel pip downloads once")
     command.add_argument("--json", action="store_true", help="print JSON")
 
     command = commands.add_parser(
@@ -171,8 +182,11 @@ def _list(parsed: argparse.Namespace) -> int:
 
 def _doctor(parsed: argparse.Namespace) -> int:
     from vllm_specplug import doctor
+    from vllm_specplug.bridge import source_files
 
-    return doctor.main(parsed.json)
+    if parsed.release is not None:
+        return doctor.main(parsed.json, source_files.release(parsed.release))
+    return doctor.main(parsed.json, None if parsed.sources is None else Path(parsed.sources))
 
 
 def _serve(arguments: Sequence[str]) -> int:

@@ -10,8 +10,10 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points, packages_distributions
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from rich.console import Console
@@ -19,7 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from vllm_specplug import plugin, registry
-from vllm_specplug.bridge import contract, sampling
+from vllm_specplug.bridge import contract, runner_choice, sampling
+from vllm_specplug.bridge.hook_points import INSTALLED
+from vllm_specplug.bridge.source_files import SourceFiles, open_sources
+from vllm_specplug.bridge.source_symbols import SourceSymbols
+from vllm_specplug.bridge.symbols import Vllm
 from vllm_specplug.errors import SpecplugError
 
 Status: TypeAlias = Literal["ok", "note", "missing"]
@@ -40,20 +46,37 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, in the order a reader wants them."""
+    """All findings of this environment, in the order a reader wants them."""
     yield from _version()
     yield from _plugin_loading()
     yield from _package_names()
     if contract.installed_version() is not None:
-        yield from _hook_points()
+        yield from _hook_points(contract.installed_version(), INSTALLED)
         yield _runner()
         yield _sampling()
     yield from _proposers()
 
 
-def main(as_json: bool = False) -> int:
-    """Print the findings; 1 if something is missing, else 0."""
-    findings = list(examine())
+def examine_sources(files: SourceFiles) -> Iterator[Finding]:
+    """The contract with a vLLM of which there are only sources."""
+    version = files.version()
+    tested = contract.TESTED.get(version or "")
+    said = (
+        f"tested on {' and '.join(tested).upper()}" if tested else "not tested: the contract is checked, nothing is run"
+    )
+    yield Finding("vLLM", "ok" if tested else "note", f"{version or 'of unknown version'}, {said}")
+    yield from _hook_points(version, SourceSymbols(files))
+
+
+def main(as_json: bool = False, sources: Path | None = None) -> int:
+    """Print the findings; 1 if something is missing, else 0.
+
+    Args:
+        sources: a folder, wheel or source distribution of vLLM to examine in place of this environment.
+    Raises:
+        ConfigError: there is no vLLM in it.
+    """
+    findings = list(examine() if sources is None else examine_sources(open_sources(sources)))
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -72,32 +95,20 @@ def _print(findings: Iterable[Finding]) -> None:
 
 def _version() -> Iterator[Finding]:
     version = contract.installed_version()
-    if version in contract.TESTED_VERSIONS:
-        yield Finding("vLLM", "ok", f"{version}, tested")
+    if version in contract.TESTED:
+        yield Finding("vLLM", "ok", f"{version}, tested on {' and '.join(contract.TESTED[version]).upper()}")
         return
     allowed = version is not None and os.environ.get(contract.ANY_VERSION_VARIABLE) == "1"
     yield Finding("vLLM", "note" if allowed else "missing", next(contract.problems()))
 
 
 def _plugin_loading() -> Iterator[Finding]:
-    points = [point for point in entry_points(group="vllm.general_plugins") if point.name == "specplug"]
-    if not points:
-        yield Finding(
-            "plugin",
-            "missing",
-            "vLLM will not find us: no entry point 'specplug' in group vllm.general_plugins; "
-            "install vllm-specplug into this environment",
-        )
+    problem = plugin.why_not_loaded()
+    if problem is not None:
+        yield Finding("plugin", "missing", problem)
         return
-    allowed = plugin.excluded_by()
-    if allowed is not None:
-        yield Finding(
-            "plugin",
-            "missing",
-            f"VLLM_PLUGINS={allowed!r} leaves us out, so vLLM does not load us; add 'specplug' or unset it",
-        )
-        return
-    yield Finding("plugin", "ok", f"loaded by vLLM in every process ({points[0].value})")
+    (point,) = (point for point in entry_points(group=plugin.GROUP) if point.name == plugin.NAME)
+    yield Finding("plugin", "ok", f"loaded by vLLM in every process ({point.value})")
 
 
 def _package_names() -> Iterator[Finding]:
@@ -113,25 +124,34 @@ def _package_names() -> Iterator[Finding]:
             )
 
 
-def _hook_points() -> Iterator[Finding]:
-    for point in contract.HOOK_POINTS:
-        problem = point.problem()
+def _hook_points(version: str | None, vllm: Vllm) -> Iterator[Finding]:
+    for point in contract.needed(version):
+        problem = point.problem(vllm)
         name = point.path.partition(":")[2]
         if problem is None:
             yield Finding(name, "ok", point.why)
         else:
             yield Finding(name, "missing", f"{problem} ({point.why})")
+    if "v2" not in contract.runners(version):
+        yield Finding("V2 model runner", "note", f"not driven in vLLM {version}: specplug: methods run on V1")
 
 
 def _runner() -> Finding:
-    forced = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
-    if forced is not None and forced.strip().lower() in ("1", "true"):
-        return Finding(
-            "model runner",
-            "missing",
-            f"VLLM_USE_V2_MODEL_RUNNER={forced} forces V2, on which our proposers do not run yet; unset it",
-        )
-    return Finding("model runner", "ok", "V1")
+    choice = runner_choice.choice_here()
+    if choice.problem is not None:
+        return Finding("model runner", "missing", choice.problem)
+    left = [entry.name for entry in _loadable() if choice.runner not in entry.load().capabilities.runners]
+    but = f"; not supported by {', '.join(left)}" if left else ""
+    return Finding("model runner", "note" if left else "ok", f"{choice.runner.upper()} ({choice.why}){but}")
+
+
+def _loadable() -> Iterator[registry.Entry]:
+    """The proposers that can be imported; `_proposers` reports the others."""
+    with suppress(SpecplugError):
+        for entry in registry.installed().values():
+            with suppress(SpecplugError):
+                entry.load()
+                yield entry
 
 
 def _sampling() -> Finding:

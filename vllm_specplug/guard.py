@@ -9,13 +9,16 @@ as they were; and from the first token with a false q on, a request's drafts go 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from vllm_specplug import guard_on_device
+from vllm_specplug.deferred_counts import DeferredCounts
 from vllm_specplug.errors import ProposerError, ShapeError
+from vllm_specplug.guard_on_device import PROBS_TOLERANCE, CheckedOnDevice
 from vllm_specplug.metrics import Counts
 from vllm_specplug.proposer import DraftBatch, Drafts, EngineInfo, IntArray, Proposer
 
@@ -27,7 +30,7 @@ logger = logging.getLogger(__name__)
 #: So many exceptions in a row switch a proposer off: it is broken, not unlucky.
 MAX_FAILURES_IN_A_ROW = 5
 
-_PROBS_TOLERANCE = 1e-3
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Guard:
         self._engine = engine
         self._failures_in_a_row = 0
         self._said: set[str] = set()
+        self.deferred = DeferredCounts(counts, engine.device)
+        """For what only the device knows yet."""
 
     def propose(self, batch: DraftBatch, without_probs: Collection[int] = ()) -> Checked:
         """Ask the proposer, unless it is switched off, and check what it says.
@@ -60,24 +65,43 @@ class Guard:
             batch: the step.
             without_probs: rows whose drafts must go over as one-hot, whatever the proposer says.
         """
-        nothing = Checked([[] for _ in batch.req_ids], None)
-        if self.off:
-            return nothing
-        self.counts.add("steps")
         limits = batch.max_drafts.copy()  # the proposer may write into the batch's
+        checked = self._ask(batch, lambda drafts: self._check(drafts, batch, limits, without_probs))
+        if checked is None:
+            return Checked([[] for _ in batch.req_ids], None)
+        self.counts.add("draft_tokens", sum(map(len, checked.token_ids)))
+        return checked
+
+    def propose_on_device(self, batch: DraftBatch, without_probs: torch.Tensor | None = None) -> CheckedOnDevice | None:
+        """The same for an asynchronous step: nothing of what it says is looked at on the host.
+
+        Args:
+            without_probs: [num_reqs] bool.
+        Returns:
+            None where there is no answer.
+        """
+        assert batch.on_device is not None
+        limits = batch.on_device.max_drafts.clone()
+        return self._ask(
+            batch,
+            lambda drafts: guard_on_device.check(drafts, limits, self._engine, without_probs, self.deferred),
+        )
+
+    def _ask(self, batch: DraftBatch, check: Callable[[Drafts], T]) -> T | None:
+        if self.off:
+            return None
+        self.counts.add("steps")
         try:
-            drafts = self.proposer.propose(batch)
-            checked = self._check(drafts, batch, limits, without_probs)
+            checked = check(self.proposer.propose(batch))
         except ShapeError as error:
             self.counts.add("dropped_bad_rows")
             self._failed(error)
-            return nothing
+            return None
         except (Exception, SystemExit) as error:  # a drafter may crash in any way; the request goes on
             self.counts.add("failures")
             self._failed(error)
-            return nothing
+            return None
         self._failures_in_a_row = 0
-        self.counts.add("draft_tokens", sum(map(len, checked.token_ids)))
         return checked
 
     def forget(self, req_ids: Collection[str]) -> None:
@@ -119,7 +143,7 @@ class Guard:
     def _arrays(self, drafts: Drafts, batch: DraftBatch) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(drafts, Drafts):
             raise ShapeError(f"returned {type(drafts).__name__}, expected vllm_specplug.Drafts")
-        token_ids, num_drafts = np.asarray(drafts.token_ids), np.asarray(drafts.num_drafts)
+        token_ids, num_drafts = _on_host(drafts.token_ids), _on_host(drafts.num_drafts)
         if token_ids.ndim != 2 or len(token_ids) != batch.num_reqs or token_ids.dtype.kind not in "iu":
             raise ShapeError(
                 f"returned token_ids of shape {token_ids.shape} and type {token_ids.dtype}, expected whole numbers of "
@@ -156,7 +180,7 @@ class Guard:
         tokens = torch.tensor([token for tokens in rows for token in tokens], device=probs.device)
         # One look at the device: a row that is no distribution would cost exactness, not only speed. Reductions over
         # the whole, since a copy of the drafted places alone would take as much memory again.
-        is_distribution = ((probs.sum(-1) - 1).abs() <= _PROBS_TOLERANCE) & (probs.amin(-1) >= 0)
+        is_distribution = ((probs.sum(-1) - 1).abs() <= PROBS_TOLERANCE) & (probs.amin(-1) >= 0)
         fine = is_distribution[row_at, column_at] & (probs[row_at, column_at, tokens] > 0)
         if not bool(fine.all()):
             self._bad_probs("returned probabilities that are negative, do not sum to 1, or are 0 for the token drawn")
@@ -204,3 +228,8 @@ class Guard:
         if reason not in self._said:
             self._said.add(reason)
             logger.warning("proposer %r %s (counted in specplug_drafts_dropped_total, said once)", self._name, what)
+
+
+def _on_host(values: Any) -> np.ndarray[Any, Any]:
+    """An array of what may be a tensor on a device."""
+    return np.asarray(values.cpu() if hasattr(values, "cpu") else values)

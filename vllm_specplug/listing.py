@@ -11,7 +11,10 @@ from rich.text import Text
 
 from vllm_specplug import registry
 from vllm_specplug.errors import ConfigError
-from vllm_specplug.proposer import ProposerOptions
+from vllm_specplug.proposer import Capabilities, ProposerOptions, Runner
+
+#: Of a step: in a table there is little room.
+_SHORT = {"asynchronous": "async", "synchronous": "sync"}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -30,6 +33,7 @@ def rows() -> list[dict[str, Any]]:
                 "reads": "hidden states" if capabilities.reads_hidden_states else "tokens",
                 "gives_probs": capabilities.gives_probs,
                 "runners": sorted(capabilities.runners),
+                "scheduling": {runner: _scheduling(capabilities, runner) for runner in sorted(capabilities.runners)},
                 "options": _options(proposer.Options),
             }
         found.append(row)
@@ -62,11 +66,16 @@ def _print(found: list[dict[str, Any]]) -> None:
             row["name"],
             row["reads"],
             "yes" if row["gives_probs"] else "no",
-            ", ".join(row["runners"]),
+            "\n".join(f"{runner} {_SHORT[scheduling]}" for runner, scheduling in row["scheduling"].items()),
             Text(options or "none"),
             Text(f"{row['from']}\n{row['target']}"),
         )
     Console().print(table)
+
+
+def _scheduling(capabilities: Capabilities, runner: Runner) -> str:
+    """Whether vLLM may plan a step while the device still works on the last one; options may cost that."""
+    return "asynchronous" if runner == "v2" and capabilities.stays_on_device else "synchronous"
 
 
 def _options(options: type[ProposerOptions]) -> dict[str, dict[str, Any]]:

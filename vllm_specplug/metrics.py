@@ -43,6 +43,10 @@ _OFF_HELP = "Workers in which the proposer was switched off."
 _COUNTERS = {
     "steps": ("specplug_propose_steps", "Steps in which the proposer was asked for drafts."),
     "draft_tokens": ("specplug_draft_tokens", "Draft tokens handed to vLLM, before it trims them."),
+    "filler": (
+        "specplug_filler_tokens",
+        "Tokens verified where there was no draft, since asynchronous scheduling checks as many for every request.",
+    ),
     "withheld": ("specplug_drafts_withheld", "Requests not drafted for in a step since their length limit was near."),
     "failures": ("specplug_proposer_failures", "Exceptions a proposer raised; each cost one step's drafts."),
     "draft_us": (
@@ -79,8 +83,8 @@ class Counts:
         self._native = _native_counters(proposer) if native else {}
 
     def add(self, slot: str, amount: int = 1) -> None:
-        """Count `amount` more under `slot`, one of steps, draft_tokens, withheld, failures, draft_us (microseconds),
-        off, dropped_<reason>."""
+        """Count `amount` more under `slot`, one of steps, draft_tokens, filler, withheld, failures, draft_us
+        (microseconds), off, dropped_<reason>."""
         self._values[self._index[slot]] += amount
         native = self._native.get(slot)
         if native is not None:

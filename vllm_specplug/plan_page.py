@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from vllm_specplug.compare import page, plots
+from vllm_specplug.compare import page_parts, plots
 from vllm_specplug.plan_drafter import Drafter
 
 _TITLE = "Speed-up by number of drafts"
 _CAPTION = (
-    "Across: drafts a round; up: times the speed of no speculation, which the dashed line is. Dot: the best number of "
+    "Across: drafts a round; up: times the speed of no speculation, which the dashed line is. Mark: the best number of "
     "drafts. Ring: measured, at the mean number of drafts of a round."
 )
 _HEADER = (
@@ -36,7 +36,7 @@ def render_plan(drafters: Sequence[Drafter], limit: int) -> str:
     """
     described = "; ".join(f"{drafter.name}: {_best_text(drafter, limit)}" for drafter in drafters)
     drawing = speedup_lines(drafters, limit, _TITLE, described)
-    legend = page.legend((drafter.name, _colour(index)) for index, drafter in enumerate(drafters))
+    legend = page_parts.legend((drafter.name, _colour(index)) for index, drafter in enumerate(drafters))
     rows = [
         (
             drafter.name,
@@ -50,13 +50,13 @@ def render_plan(drafters: Sequence[Drafter], limit: int) -> str:
         )
         for drafter in drafters
     ]
-    return page.document(
-        _TITLE,
-        f"<h1>{_TITLE}</h1>\n<main>\n{legend}{page.figure(drawing, _CAPTION)}\n"
-        f"{page.table('What the lines are drawn from; times in steps without speculation', _HEADER, rows)}\n"
+    body = (
+        f"{legend}{page_parts.figure(drawing, _CAPTION)}\n"
+        f"{page_parts.table('What the lines are drawn from; times in steps without speculation', _HEADER, rows)}\n"
         '<p class="soft">Every draft is taken to have the same chance alpha of being accepted once those before it '
-        "were, and to cost the same.</p>\n</main>",
+        "were, and to cost the same.</p>\n"
     )
+    return page_parts.document(_TITLE, "", [page_parts.Section("speed-up", "By drafter", body)])
 
 
 def speedup_lines(drafters: Sequence[Drafter], limit: int, title: str, description: str) -> str:
@@ -94,7 +94,7 @@ def speedup_lines(drafters: Sequence[Drafter], limit: int, title: str, descripti
         css, best = f"c{_colour(index)}", drafter.best(limit)
         path = " ".join(f"{x(drafts):.1f},{y(value):.1f}" for drafts, value in enumerate(curve))
         parts.append(f'<polyline class="line {css}" points="{path}"/>')
-        parts.append(f'<circle class="{css}" cx="{x(best):.1f}" cy="{y(curve[best]):.1f}" r="5"/>')
+        parts.append(plots.mark(_colour(index), x(best), y(curve[best])))
         if point:
             ring = 'r="5" stroke-width="2" style="fill:var(--bg)"'  # the style sheet would fill it
             parts.append(f'<circle class="{css}" cx="{x(point[0]):.1f}" cy="{y(point[1]):.1f}" {ring}/>')

@@ -45,6 +45,9 @@ class Capabilities:
     runs_draft_model: bool = False
     """The engine loads a second model for it, the one its option `model` names, with a part of the KV cache
     (`Target.draft_model`). Shipped proposers only for now: not promised to others yet."""
+    stays_on_device: bool = False
+    """Can draft without waiting for anything on the host, when `DraftBatch.on_device` is given. On the V2 runner
+    scheduling then stays asynchronous: the next step is prepared while the device works on this one."""
     runners: frozenset[Runner] = frozenset({"v1"})
     """vLLM model runners it was tested on."""
 
@@ -71,6 +74,25 @@ class EngineInfo:
     """Name or path of the target, as the engine was given it."""
     draft_vocab_size: int | None = None
     """Of the second model; None unless `Capabilities.runs_draft_model`."""
+    asynchronous: bool = False
+    """Whether steps come with `DraftBatch.on_device`: scheduling does not wait for the device, nor should a
+    proposer."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """What of a step the device knows before the host does."""
+
+    token_ids: torch.Tensor
+    """[lines, max_model_len] int32, the engine's own buffer: read only."""
+    lines: torch.Tensor
+    """[num_reqs] int64, the line of `token_ids` that holds each request."""
+    num_tokens: torch.Tensor
+    """[num_reqs] int32, valid columns of each line."""
+    longest: int
+    """None of them is larger."""
+    max_drafts: torch.Tensor
+    """[num_reqs] int32, as `DraftBatch.max_drafts`, but for the length limits: the engine cuts there itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +122,38 @@ class DraftBatch:
     verifies. None where the proposer gives no probabilities."""
     generators: Mapping[int, torch.Generator] = field(default_factory=dict)
     """Row -> generator of a request that came with a seed of its own; used for that row instead of `generator`."""
+    on_device: OnDevice | None = None
+    """Given in asynchronous steps, to proposers that stay on the device. The arrays above are right then too, but the
+    first look at one of them waits until the device is done."""
 
     @property
     def num_reqs(self) -> int:
         return len(self.req_ids)
 
+    @property
+    def width(self) -> int:
+        """Upper end of `max_drafts`; waits for nothing."""
+        return int(self.max_drafts.max(initial=0))
+
     def tokens(self, row: int) -> IntArray:
         """Tokens of one request so far, [num_tokens[row]], a view."""
         view: IntArray = self.token_ids[row, : self.num_tokens[row]]
         return view
+
+    def token_buffer(self) -> tuple[IntArray, IntArray]:
+        """The engine's buffer as it lies, for who reads long histories in each step and wants no copy of them.
+
+        Returns:
+            [lines, >= max num_tokens] int32, read only, and the line of each request, [num_reqs] int32.
+        """
+        return self.token_ids, np.arange(self.num_reqs, dtype=np.int32)
+
+    def newest_tokens(self, device: str) -> torch.Tensor:
+        """The last token of each request, [num_reqs] int64 on `device`; waits for nothing."""
+        import torch
+
+        newest = self.token_ids[np.arange(self.num_reqs), np.maximum(self.num_tokens - 1, 0)]
+        return torch.from_numpy(newest).to(device, torch.int64)
 
     def drafting_rows(self) -> Iterator[int]:
         """Rows that may draft now."""
@@ -124,10 +169,11 @@ class Drafts:
     in doubt: drafts then count as one-hot, which is exact whatever their origin.
     """
 
-    token_ids: IntArray
-    """[num_reqs, width], width <= max of `max_drafts`."""
-    num_drafts: IntArray
-    """[num_reqs], valid columns of each row, from the left."""
+    token_ids: IntArray | torch.Tensor
+    """[num_reqs, width], width <= max of `max_drafts`. A tensor on the engine's device where the batch had
+    `on_device`."""
+    num_drafts: IntArray | torch.Tensor
+    """[num_reqs], valid columns of each row, from the left; a tensor where `token_ids` is one."""
     probs: torch.Tensor | None = None
     """[num_reqs, width, vocab_size] float32, rows sum to 1, on the engine's device. Used before `propose` is called
     again, so a proposer may keep one place for it."""
@@ -148,8 +194,32 @@ class Drafts:
             row[: len(tokens)] = tokens
         return cls(token_ids, np.array([len(row) for row in rows], np.int32), probs)
 
+    @classmethod
+    def from_columns(
+        cls,
+        batch: DraftBatch,
+        columns: Sequence[torch.Tensor],
+        lengths: torch.Tensor | None = None,
+        probs: torch.Tensor | None = None,
+    ) -> Drafts:
+        """Of a proposer that drafts one token for all requests at a time, on the device; they stay there if they may.
+
+        Args:
+            columns: [num_reqs] int64 each.
+            lengths: [num_reqs] int32, how many tokens to keep; None: all that `max_drafts` allows.
+            probs: see `Drafts`.
+        """
+        import torch
+
+        token_ids = torch.stack(list(columns), dim=1)
+        if batch.on_device is not None:
+            limits = batch.on_device.max_drafts
+            return cls(token_ids, limits if lengths is None else torch.minimum(limits, lengths), probs)
+        kept = batch.max_drafts.copy() if lengths is None else np.minimum(batch.max_drafts, lengths.cpu().numpy())
+        return cls(token_ids.cpu().numpy().astype(np.int32), kept, probs)
+
     def to_lists(self) -> list[list[int]]:
-        """One list of token ids per request."""
+        """One list of token ids per request; waits for the device where they lie there."""
         counts = self.num_drafts.tolist()
         return [row[:count] for row, count in zip(self.token_ids.tolist(), counts, strict=True)]
 
@@ -243,7 +313,7 @@ class Proposer(ABC):
 
     Options: ClassVar[type[ProposerOptions]] = ProposerOptions
     capabilities: Capabilities = Capabilities()
-    """Of the class: all it can do. `__init__` may narrow them for one instance to what its options need."""
+    """Of the class: all it can do."""
 
     def __init__(self, options: Any, engine: EngineInfo) -> None:
         """Check that `options` (an instance of `Options`) fit the engine; allocate nothing large yet.
@@ -253,6 +323,12 @@ class Proposer(ABC):
         """
         self.options = options
         self.engine = engine
+        self.capabilities = self.capabilities_for(options)
+
+    @classmethod
+    def capabilities_for(cls, options: Any) -> Capabilities:
+        """The capabilities that these options use; asked before there is an engine."""
+        return cls.capabilities
 
     @classmethod
     def check(cls, options: Any, engine: EngineInfo) -> None:

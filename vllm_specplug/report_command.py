@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_specplug.compare import asked, history, history_show, outputs
+from vllm_specplug.compare import asked, history, history_show, outputs, staging_command
 from vllm_specplug.compare.asked import NOTHING_MORE, asked_for
 from vllm_specplug.compare.gate import Gate, check_gates, exit_code, parse_gates
 from vllm_specplug.compare.history import Entry
@@ -15,6 +15,8 @@ from vllm_specplug.compare.junit import render_junit
 from vllm_specplug.compare.outputs import Outputs, show_report
 from vllm_specplug.compare.quantity import Known
 from vllm_specplug.compare.report_format import check_writable, read_report, write_report, write_text
+from vllm_specplug.compare.staging_format import SCHEMA as STAGING
+from vllm_specplug.compare.staging_format import read_staging, schema_of
 from vllm_specplug.compare.vllm_bench_report import bench_report, parse_bench_arms
 from vllm_specplug.errors import CompareError
 
@@ -52,18 +54,29 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         CompareError: a file is no report, a gate is wrong, or a file cannot be written.
     """
+    where = Outputs(args.html, args.markdown, args.junit, args.json)
+    if any(schema_of(path) == STAGING for path in args.files):
+        return _show_staging(args, where)
     entries = _imported(args) if args.from_vllm_bench else _read(args)
     if len(entries) > 1:
         entries = history.in_order(entries)
     newest = entries[-1].report
     gates = parse_gates(args.fail_if, Known.of(newest))
-    where = Outputs(args.html, args.markdown, args.junit, args.json)
     where.check()
     if len(entries) > 1:
         _show_history(entries, gates, where)
     else:
         show_report(newest, gates, where)
     return exit_code(check_gates(gates, newest))
+
+
+def _show_staging(args: argparse.Namespace, where: Outputs) -> int:
+    if len(args.files) > 1 or args.from_vllm_bench or args.out or asked_for(args) != NOTHING_MORE:
+        raise CompareError(
+            f"{', '.join(args.files)}: the report of a staging log is shown alone; give one such file, with gates and "
+            "outputs only"
+        )
+    return staging_command.show(read_staging(args.files[0]), args.fail_if, where)
 
 
 def _read(args: argparse.Namespace) -> list[Entry]:

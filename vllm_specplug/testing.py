@@ -55,7 +55,7 @@ class Scripted(Proposer):
     """Replays the continuation of each request whose tokens so far begin one of the script's texts."""
 
     Options = ScriptedOptions
-    capabilities = Capabilities()
+    capabilities = Capabilities(runners=frozenset({"v1", "v2"}))
 
     def __init__(self, options: ScriptedOptions, engine: EngineInfo) -> None:
         super().__init__(options, engine)
@@ -142,23 +142,21 @@ class KnownDistribution(Proposer):
     """Draws every draft token from one fixed distribution."""
 
     Options = KnownDistributionOptions
-    capabilities = Capabilities(gives_probs=True)
+    capabilities = Capabilities(gives_probs=True, stays_on_device=True, runners=frozenset({"v1", "v2"}))
 
     def propose(self, batch: DraftBatch) -> Drafts:
         import torch
 
-        width = int(batch.max_drafts.max(initial=0))
+        if not batch.width:
+            return Drafts.none(batch.num_reqs)
         device = self.engine.device
         q = torch.tensor(self.options.q, dtype=torch.float32, device=device).expand(batch.num_reqs, -1)
-        columns = [sample_rows(q, batch) for _ in range(width)]
-        token_ids = np.zeros((batch.num_reqs, width), np.int32)
-        if columns:
-            token_ids[:] = torch.stack(columns, dim=1).cpu().numpy()
+        columns = [sample_rows(q, batch) for _ in range(batch.width)]
         probs = None
         if self.options.hand_over:
             claimed = self.options.claimed_q or self.options.q
-            probs = torch.tensor(claimed, dtype=torch.float32, device=device).expand(batch.num_reqs, width, -1)
-        return Drafts(token_ids, batch.max_drafts.copy(), probs)
+            probs = torch.tensor(claimed, dtype=torch.float32, device=device).expand(batch.num_reqs, batch.width, -1)
+        return Drafts.from_columns(batch, columns, probs=probs)
 
 
 def batch_of(

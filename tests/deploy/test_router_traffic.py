@@ -162,6 +162,8 @@ def test_official_client_raises_its_own_errors(service: Service, client: openai.
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "fail"}])
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
         client.chat.completions.create(model=MODEL, messages=messages, max_tokens="many")  # type: ignore[call-overload]
+    with pytest.raises(openai.BadRequestError, match="content"):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": [{"type": "nonsense"}]}])  # type: ignore[typeddict-item]
     for stream in (False, True):
         with pytest.raises(openai.AuthenticationError, match="API key"):
             client.with_options(api_key="wrong").chat.completions.create(model=MODEL, messages=messages, stream=stream)

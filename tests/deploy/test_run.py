@@ -137,6 +137,22 @@ def test_killed_replica_takes_its_engine_with_it_and_is_replaced(run: Run, url: 
 
 
 @pytest.mark.slow
+def test_replica_killed_while_its_engine_starts_takes_that_with_it(run: Run, url: str) -> None:
+    before = replica(run, "lookup")
+    os.kill(before, signal.SIGKILL)
+
+    def starting() -> tuple[int, list[int]]:
+        found = [pid for pid in processes.children_named(run.pid, f"{REPLICA}lookup") if pid != before]
+        return (found[0], list(processes.family(found[0]))) if found else (0, [])
+
+    processes.eventually(lambda: bool(starting()[1]), 150)
+    again, engine = starting()
+    os.kill(again, signal.SIGKILL)
+    processes.eventually(lambda: not any(map(processes.is_alive, engine)), 10)
+    wait_for_replacement(run, url, again)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_arms_that_start_at_once_ten_times_over_share_no_port(run: Run, url: str) -> None:
     for _ in range(10):

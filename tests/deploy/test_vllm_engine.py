@@ -23,6 +23,8 @@ from deploy.staging import Arm, Staging
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from models import tiny_llama
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -134,7 +136,6 @@ def test_killed_replica_takes_vllm_with_it(replica: Replica) -> None:
     processes.eventually(lambda: not any(map(processes.is_alive, family)), 10)
 
 
-@pytest.mark.slow
 def test_deployment_serves_and_leaves_nothing(model: str, tmp_path: Path) -> None:
     arms = {"baseline": {}, "lookup": {"speculative_config": LOOKUP}}
     staging = {"model": "tiny", "source": model, "engine": "vllm", "engine_args": ENGINE_ARGS, "arms": arms}

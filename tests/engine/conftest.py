@@ -1,6 +1,9 @@
 """Engines of real vLLM, in this process, shared by all tests that want the same one.
 
 An engine is never thrown away before the end: tearing one down destroys process groups that the others use.
+
+All engines of a process run on one of vLLM's model runners, and the ids of its tests say which: V1, or with
+SPECPLUG_TEST_RUNNER=v2 V2 (`v2_on_cpu`). `test_v2.py` starts a process of the other kind for the bodies marked `v2`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 # a step twenty times as long.
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Read when triton is imported, which torch may do before anything of ours is.
+os.environ["TRITON_INTERPRET"] = str(int(os.environ.get("SPECPLUG_TEST_RUNNER") == "v2"))
 
 import gc
 import json
@@ -22,18 +27,18 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import small_target
 from models import tiny_llama
 from prometheus_client import REGISTRY
+from runners import RUNNER
 from tiny_draft import tiny_draft
 from tiny_heads import tiny_heads
 from training import train
 
 from vllm_specplug.bridge import kernel_scan
-from vllm_specplug.bridge.target import VllmTarget
 from vllm_specplug.guard import Guard
 from vllm_specplug.metrics import Counts
 from vllm_specplug.proposer import Proposer
@@ -46,6 +51,24 @@ MEDUSA = "specplug:medusa"
 DRAFT = "specplug:draft_model"
 
 METHODS = pytest.mark.parametrize("method", ["scripted", "lookup", "medusa", "draft"])
+#: The same, of which one is enough where time is short.
+METHODS_ONE_ON_V2 = pytest.mark.parametrize(
+    "method", [pytest.param("scripted", marks=pytest.mark.v2), "lookup", "medusa", "draft"]
+)
+
+T = TypeVar("T")
+
+
+def few(items: Sequence[T], on_v2: int) -> Sequence[T]:
+    """All of them on V1; on V2, where the interpreter takes 10 ms for a token, the first ones."""
+    return items if RUNNER == "v1" else items[:on_v2]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    other = "v2_only" if RUNNER == "v1" else "v1_only"
+    for item in items:
+        if item.get_closest_marker(other):
+            item.add_marker(pytest.mark.skip(reason=f"{other}: see the marker"))
 
 
 @dataclass
@@ -126,9 +149,9 @@ class Engine:
         """Let a new proposer draft from now on, with a guard and counts of its own; saves an engine for each script."""
         drafter = self.drafter
         proposer = proposer_class(proposer_class.Options(**options), drafter.engine)
-        proposer.load(VllmTarget(self.runner.model, drafter.engine.vocab_size, drafter.draft_model))
         drafter.capabilities = proposer.capabilities
         drafter.guard = Guard(proposer_class.__name__, proposer, drafter.engine, Counts(proposer_class.__name__))
+        drafter.load(self.runner.model)
         self.new_counts()
         return proposer
 
@@ -143,11 +166,18 @@ class Engine:
 
     @property
     def drafter(self) -> Any:
-        """Our drafter in it; behind vLLM's where that runs a draft model."""
-        return getattr(self.runner.drafter, "specplug", self.runner.drafter)
+        """Our drafter in it; behind vLLM's where that stands in front."""
+        theirs = self.runner.drafter if RUNNER == "v1" else self.runner.speculator
+        return getattr(theirs, "specplug", theirs)
 
 
 MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="session", autouse=True, params=[RUNNER])
+def runner(request: pytest.FixtureRequest) -> str:
+    """The model runner of this process, in the id of every test."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

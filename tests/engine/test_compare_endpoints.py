@@ -12,6 +12,7 @@ from servers import serving
 
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.endpoint_address import Endpoint
+from vllm_specplug.compare.levels import LoadPlan, parse_levels
 from vllm_specplug.compare.report_format import read_report, write_report
 from vllm_specplug.compare.run import CompareSettings, run_compare
 from vllm_specplug.compare.workload import load_workload
@@ -40,7 +41,8 @@ def report(tiny_text: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str
             Arm("plain", endpoint=Endpoint(f"http://127.0.0.1:{plain}/v1", "tiny")),
             Arm("served", endpoint=Endpoint(f"http://127.0.0.1:{drafting}/v1", "tiny")),
         ]
-        report = run_compare(tiny_text, arms, load_workload(folder / "prompts.jsonl"), SETTINGS)
+        load = LoadPlan(parse_levels("concurrency", "1,4"), num_passes=2)
+        report = run_compare(tiny_text, arms, load_workload(folder / "prompts.jsonl"), SETTINGS, load=load)
     write_report(report, folder / "report.json")
     return read_report(folder / "report.json")
 
@@ -69,3 +71,17 @@ def test_served_arm_without_drafts_has_null_v1(report: dict[str, Any]) -> None:
     plain = report["results"]["plain"]["overall"]
     assert plain["acceptance_rate"] is None
     assert plain["num_drafts"] is None
+
+
+@pytest.mark.slow
+def test_under_load_a_server_answers_and_drafts_as_an_engine_of_our_own_v1(report: dict[str, Any]) -> None:
+    for level in report["load"]["levels"]:
+        served, offline = (level["results"][name] for name in ("served", "offline"))
+        for name, result in level["results"].items():
+            assert (result["requests"], result["failed"]) == (16, 0), name
+            assert result["output_tokens"] == level["results"]["baseline"]["output_tokens"]
+            assert result["in_flight"]["max"] == level["value"]
+            assert level["lossless"][name]["identical"] == level["lossless"][name]["prompts"] == 8
+        # What is drafted for a request does not depend on those beside it; there are two passes with load and without.
+        for key in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+            assert served[key] == offline[key] == report["results"]["offline"]["overall"][key], key

@@ -44,7 +44,7 @@ def assert_all_accepted(counts: SpecCounts, at_least: int = 50) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("num_drafts", [1, 4, 8])
-def test_every_draft_of_200_tokens_is_accepted_v1(
+def test_every_draft_of_200_tokens_is_accepted(
     make_engine: MakeEngine, tiny: str, num_drafts: int, batch_size: int
 ) -> None:
     prompts = PROMPTS[:batch_size]
@@ -61,7 +61,7 @@ def test_every_draft_of_200_tokens_is_accepted_v1(
 
 @pytest.mark.parametrize("arguments", [{}, SMALL_STEPS, {"block_size": 32}], ids=["whole", "chunks", "small_blocks"])
 @pytest.mark.parametrize("every", [0, 1, 3])
-def test_nothing_is_missing_from_the_drafts_cache_v1(
+def test_nothing_is_missing_from_the_drafts_cache(
     make_engine: MakeEngine, tiny: str, arguments: dict[str, Any], every: int
 ) -> None:
     """Requests that come and go, prompts read in chunks, prompts that end where a block does."""
@@ -73,7 +73,7 @@ def test_nothing_is_missing_from_the_drafts_cache_v1(
     assert_all_accepted(engine.new_counts(), 12 * 40)
 
 
-def test_a_preempted_request_is_drafted_for_as_before_v1(make_engine: MakeEngine, tiny: str) -> None:
+def test_a_preempted_request_is_drafted_for_as_before(make_engine: MakeEngine, tiny: str) -> None:
     prompts = [loop_prompt(start, 90 + start) for start in range(8)]
     expected = make_engine().generate(prompts, greedy(100))
     engine = right(make_engine, tiny, num_gpu_blocks_override=24, block_size=32)
@@ -85,7 +85,7 @@ def test_a_preempted_request_is_drafted_for_as_before_v1(make_engine: MakeEngine
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.03])
-def test_a_prefix_from_the_cache_is_drafted_from_as_well_v1(make_engine: MakeEngine, tiny: str, noise: float) -> None:
+def test_a_prefix_from_the_cache_is_drafted_from_as_well(make_engine: MakeEngine, tiny: str, noise: float) -> None:
     """vllm#47930: acceptance collapsed where the prompt came out of the prefix cache."""
     draft = tiny_draft(tiny, noise) if noise else tiny
     prompts = [[*loop_prompt(3, 180), *loop_prompt(start, 5)] for start in range(6)]
@@ -112,7 +112,7 @@ def test_a_prefix_from_the_cache_is_drafted_from_as_well_v1(make_engine: MakeEng
         assert sum(count.num_rejected_tokens for count in (*cold, *warm)) == 0
 
 
-def test_an_answer_out_of_the_prefix_cache_is_drafted_from_as_well_v1(make_engine: MakeEngine, tiny: str) -> None:
+def test_an_answer_out_of_the_prefix_cache_is_drafted_from_as_well(make_engine: MakeEngine, tiny: str) -> None:
     """A conversation that goes on: the cached blocks hold tokens that were drafts once, accepted or rejected."""
     plain = make_engine(enable_prefix_caching=False)
     engine = right(make_engine, tiny, block_size=32, enable_prefix_caching=True)
@@ -158,7 +158,7 @@ class Misled:
 
 @pytest.mark.parametrize("places", [[0], [1], [2], [3], [0, 1, 2, 3], [3, None, 0, 2, None, 1]], ids=str)
 @pytest.mark.parametrize("batch_size", [1, 5])
-def test_rejections_leave_nothing_stale_behind_v1(
+def test_rejections_leave_nothing_stale_behind(
     make_engine: MakeEngine, tiny: str, places: list[int | None], batch_size: int
 ) -> None:
     """mlxcel#1002: the draft's cache was rewound too far after a rejection, and acceptance decayed."""
@@ -202,7 +202,7 @@ def noted_drafts(engine: Engine, prompts: Sequence[Sequence[int]], params: Any) 
         scheduler.schedule = schedule
 
 
-def test_drafts_are_those_of_vllms_own_draft_model_v1(make_engine: MakeEngine, tiny: str) -> None:
+def test_drafts_are_those_of_vllms_own_draft_model(make_engine: MakeEngine, tiny: str) -> None:
     """In the same process, where vLLM's own method stays vLLM's own class."""
     from vllm.v1.spec_decode.draft_model import DraftModelProposer as VllmsOwn
 
@@ -232,7 +232,7 @@ def test_drafts_are_those_of_vllms_own_draft_model_v1(make_engine: MakeEngine, t
 @needs_two_cores
 @pytest.mark.slow
 @pytest.mark.parametrize("is_cut", [False, True], ids=["", "cut"])
-def test_two_ranks_draft_alike_v1(tiny: str, tmp_path: Path, is_cut: bool) -> None:
+def test_two_ranks_draft_alike(tiny: str, tmp_path: Path, is_cut: bool) -> None:
     """Each rank runs its part of the draft and verifies with the same q, over rows of an output layer that is split."""
     expected = run(tiny, None)
     draft = tiny_draft(tiny)
@@ -251,7 +251,7 @@ def test_two_ranks_draft_alike_v1(tiny: str, tmp_path: Path, is_cut: bool) -> No
     assert sampled["vllm"]["vllm:spec_decode_num_accepted_tokens"] >= 20
 
 
-def test_target_hands_the_draft_model_out_only_to_who_asked_for_it_v1(make_engine: MakeEngine, tiny: str) -> None:
+def test_target_hands_the_draft_model_out_only_to_who_asked_for_it(make_engine: MakeEngine, tiny: str) -> None:
     class Asks(DraftModelProposer):
         def load(self, target: Target) -> None:
             self.found = target.draft_model

@@ -57,7 +57,7 @@ def limited(make_engine: MakeEngine, model: str, **arguments: Any) -> Engine:
     return engine
 
 
-def test_a_text_beyond_the_drafts_limit_costs_the_others_no_draft_v1(make_engine: MakeEngine, tiny: str) -> None:
+def test_a_text_beyond_the_drafts_limit_costs_the_others_no_draft(make_engine: MakeEngine, tiny: str) -> None:
     """vllm#58080: one request past the draft's limit made the whole batch draft dummy tokens."""
     prompts = [*(loop_prompt(start, 8) for start in range(4)), loop_prompt(9, 80)]
     expected = make_engine().generate(prompts, greedy(50))
@@ -72,9 +72,7 @@ def test_a_text_beyond_the_drafts_limit_costs_the_others_no_draft_v1(make_engine
     assert engine.count("withheld") - withheld == withheld - 1  # the long one counted once, not at each step
 
 
-def test_a_text_that_grows_beyond_the_drafts_limit_goes_on_without_drafts_v1(
-    make_engine: MakeEngine, tiny: str
-) -> None:
+def test_a_text_that_grows_beyond_the_drafts_limit_goes_on_without_drafts(make_engine: MakeEngine, tiny: str) -> None:
     """Each of them at another step, so that some are drafted for while others no longer are."""
     prompts = [loop_prompt(start, 20 + 5 * start) for start in range(9)]
     expected = make_engine().generate(prompts, greedy(150))
@@ -86,7 +84,7 @@ def test_a_text_that_grows_beyond_the_drafts_limit_goes_on_without_drafts_v1(
 
 
 @pytest.mark.parametrize("length", [80, 59, 62, 63, 64])
-def test_passes_beyond_the_drafts_limit_leave_shared_blocks_alone_v1(
+def test_passes_beyond_the_drafts_limit_leave_shared_blocks_alone(
     make_engine: MakeEngine, tiny: str, length: int
 ) -> None:
     """A request at the limit takes part in the others' passes. Its keys must not land in a block of a prefix.
@@ -104,7 +102,7 @@ def test_passes_beyond_the_drafts_limit_leave_shared_blocks_alone_v1(
         assert_all_accepted(engine.new_counts(), 40)
 
 
-def test_a_short_draft_says_so_at_the_start_v1(make_engine: MakeEngine, tiny: str, log: list[str]) -> None:
+def test_a_short_draft_says_so_at_the_start(make_engine: MakeEngine, tiny: str, log: list[str]) -> None:
     """By its own table of positions; such a position must not be looked up."""
     draft = tiny_draft(tiny, 0.0, max_position_embeddings=96)
     expected = make_engine().generate(PROMPTS, greedy(150))
@@ -121,7 +119,7 @@ def test_a_short_draft_says_so_at_the_start_v1(make_engine: MakeEngine, tiny: st
 
 
 @pytest.mark.parametrize(("batch_size", "most"), [(1, 4), (3, 2), (8, 0)])
-def test_drafts_follow_the_schedule_by_batch_size_v1(
+def test_drafts_follow_the_schedule_by_batch_size(
     make_engine: MakeEngine, tiny: str, batch_size: int, most: int
 ) -> None:
     """vllm#46399. Where the batch shrinks to one request, nothing is missing in the draft's cache."""
@@ -145,7 +143,7 @@ def test_drafts_follow_the_schedule_by_batch_size_v1(
     assert_all_accepted(engine.new_counts(), 40)
 
 
-def test_requests_without_drafts_leave_those_beside_them_theirs_v1(make_engine: MakeEngine, tiny: str) -> None:
+def test_requests_without_drafts_leave_those_beside_them_theirs(make_engine: MakeEngine, tiny: str) -> None:
     expected = make_engine().generate(PROMPTS, greedy(80))
     engine = right(make_engine, tiny)
     engine.use(Watched, model=tiny)
@@ -156,7 +154,7 @@ def test_requests_without_drafts_leave_those_beside_them_theirs_v1(make_engine: 
     assert_all_accepted(engine.new_counts(), 200)
 
 
-def test_alone_without_drafts_a_request_takes_no_pass_but_the_first_v1(make_engine: MakeEngine, tiny: str) -> None:
+def test_alone_without_drafts_a_request_takes_no_pass_but_the_first(make_engine: MakeEngine, tiny: str) -> None:
     engine = right(make_engine, tiny)
     watched = engine.use(Watched, model=tiny)
     expected = make_engine().generate(PROMPTS[:2], greedy())
@@ -184,7 +182,7 @@ class Fails(DraftModelProposer):
 
 
 @pytest.mark.parametrize("where", ["before", "behind", "in_between"])
-def test_a_failure_costs_one_steps_drafts_and_no_key_v1(make_engine: MakeEngine, tiny: str, where: str) -> None:
+def test_a_failure_costs_one_steps_drafts_and_no_key(make_engine: MakeEngine, tiny: str, where: str) -> None:
     """The first pass runs all the same: the keys and values of that step's tokens would be missing for good."""
     expected = make_engine().generate(PROMPTS, greedy(120))
     engine = right(make_engine, tiny, **{"max_num_batched_tokens": 24, "max_num_seqs": 8})
@@ -195,7 +193,7 @@ def test_a_failure_costs_one_steps_drafts_and_no_key_v1(make_engine: MakeEngine,
     assert_all_accepted(engine.new_counts(), 500)
 
 
-def test_a_draft_that_keeps_failing_is_switched_off_v1(make_engine: MakeEngine, tiny: str) -> None:
+def test_a_draft_that_keeps_failing_is_switched_off(make_engine: MakeEngine, tiny: str) -> None:
     expected = make_engine().generate(PROMPTS, greedy())
     engine = right(make_engine, tiny)
     proposer = engine.use(Fails, model=tiny)
@@ -210,7 +208,7 @@ def test_a_draft_that_keeps_failing_is_switched_off_v1(make_engine: MakeEngine, 
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_doubtful_drafts_end_early_and_keep_the_text_v1(make_engine: MakeEngine, tiny: str, batch_size: int) -> None:
+def test_doubtful_drafts_end_early_and_keep_the_text(make_engine: MakeEngine, tiny: str, batch_size: int) -> None:
     """One request alone then takes fewer passes of the draft model, too."""
     draft = tiny_draft(tiny)
     expected = make_engine().generate(PROMPTS, greedy())
@@ -235,7 +233,7 @@ def test_doubtful_drafts_end_early_and_keep_the_text_v1(make_engine: MakeEngine,
         assert watched.num_passes + counts.num_drafts == sum(watched.drafted.values())
 
 
-def test_a_list_of_tokens_can_stand_in_a_file_or_beside_the_draft_v1(
+def test_a_list_of_tokens_can_stand_in_a_file_or_beside_the_draft(
     make_engine: MakeEngine, tiny: str, tmp_path: Path
 ) -> None:
     """Nothing else is drafted, and what was left out costs acceptance, not text."""
@@ -265,9 +263,7 @@ def test_a_list_of_tokens_can_stand_in_a_file_or_beside_the_draft_v1(
         assert engine.count("failures") == 0
 
 
-def test_the_start_says_what_the_draft_takes_of_the_cache_v1(
-    make_engine: MakeEngine, tiny: str, log: list[str]
-) -> None:
+def test_the_start_says_what_the_draft_takes_of_the_cache(make_engine: MakeEngine, tiny: str, log: list[str]) -> None:
     """A draft of one layer beside a target of two: a third."""
     logger = logging.getLogger("vllm_specplug")
     level = logger.level

@@ -72,20 +72,20 @@ def lists(folder: Path) -> dict[str, str]:
         ("negative", "holds token -1, but 0 to 31 can be drafted; make the list for this target"),
     ],
 )
-def test_a_list_of_tokens_that_cannot_be_used_is_refused_v1(tiny: str, tmp_path: Path, name: str, what: str) -> None:
+def test_a_list_of_tokens_that_cannot_be_used_is_refused(tiny: str, tmp_path: Path, name: str, what: str) -> None:
     path = lists(tmp_path)[name]
     wanted = f"proposer 'draft_model': draft_vocab {path} {what.format(path=path)}"
     assert refusal(tiny, tiny, {"draft_vocab": path}) == wanted
 
 
-def test_a_bad_list_stored_with_the_draft_is_refused_unless_it_is_not_used_v1(tiny: str, tmp_path: Path) -> None:
+def test_a_bad_list_stored_with_the_draft_is_refused_unless_it_is_not_used(tiny: str, tmp_path: Path) -> None:
     shutil.copytree(tiny, tmp_path / "draft")
     (tmp_path / "draft" / "draft_vocab.json").write_text("[77]")
     assert "holds token 77, but 0 to 31 can be drafted" in refusal(tiny, str(tmp_path / "draft"))
     assert configure(tiny, str(tmp_path / "draft"), {"draft_vocab": "all"})
 
 
-def test_a_list_beyond_a_smaller_drafts_tokens_is_refused_v1(tiny_text: str, tmp_path: Path) -> None:
+def test_a_list_beyond_a_smaller_drafts_tokens_is_refused(tiny_text: str, tmp_path: Path) -> None:
     """The target has such a token, the draft has no output for it."""
     target = tiny_draft(tiny_text, 0.0, vocab_size=256, loud=0.0)
     (tmp_path / "list.json").write_text("[3, 200]")
@@ -119,18 +119,18 @@ def test_a_list_beyond_a_smaller_drafts_tokens_is_refused_v1(tiny_text: str, tmp
     ],
     ids=str,
 )
-def test_a_bad_option_is_refused_v1(tiny: str, changes: dict[str, Any], text: str) -> None:
+def test_a_bad_option_is_refused(tiny: str, changes: dict[str, Any], text: str) -> None:
     assert text in refusal(tiny, tiny, changes, error=OptionsError)
 
 
-def test_a_model_is_asked_for_v1(tiny: str) -> None:
+def test_a_model_is_asked_for(tiny: str) -> None:
     with pytest.raises(OptionsError, match=r"proposer 'draft_model': option model is .*Field required"):
         EngineArgs(
             model=tiny, speculative_config={"method": DRAFT, "num_speculative_tokens": 4}, skip_tokenizer_init=True
         ).create_engine_config()
 
 
-def test_a_folder_without_a_model_is_refused_v1(tiny: str, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tiny: str, tmp_path: Path) -> None:
     assert refusal(tiny, str(tmp_path)) == (
         f"proposer 'draft_model': model {str(tmp_path)!r} has no config.json; name the directory of a model"
     )
@@ -142,7 +142,7 @@ def test_a_folder_without_a_model_is_refused_v1(tiny: str, tmp_path: Path) -> No
     assert text.endswith(f"; {remedy}")
 
 
-def test_a_limit_above_the_drafts_own_is_refused_by_both_numbers_v1(tiny: str) -> None:
+def test_a_limit_above_the_drafts_own_is_refused_by_both_numbers(tiny: str) -> None:
     draft = tiny_draft(tiny, 0.0, max_position_embeddings=96)
     text = refusal(tiny, draft, {"max_model_len": 128})
     assert "128" in text
@@ -153,7 +153,7 @@ def test_a_limit_above_the_drafts_own_is_refused_by_both_numbers_v1(tiny: str) -
 
 
 @pytest.mark.parametrize(("asked", "ranks"), [(2, 1), (1, 2)])
-def test_a_draft_on_other_ranks_than_the_target_is_refused_v1(tiny: str, asked: int, ranks: int) -> None:
+def test_a_draft_on_other_ranks_than_the_target_is_refused(tiny: str, asked: int, ranks: int) -> None:
     """vLLM says so in the worker, for one of them."""
     text = refusal(tiny, tiny, {"draft_tensor_parallel_size": asked}, tensor_parallel_size=ranks)
     assert text == (
@@ -162,13 +162,13 @@ def test_a_draft_on_other_ranks_than_the_target_is_refused_v1(tiny: str, asked: 
     )
 
 
-def test_lora_is_refused_v1(tiny: str) -> None:
+def test_lora_is_refused(tiny: str) -> None:
     assert refusal(tiny, tiny, enable_lora=True) == (
         "proposer 'draft_model' together with LoRA is not tested yet, so not supported; leave --enable-lora out"
     )
 
 
-def test_v2_runner_forced_is_refused_v1(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v2_runner_forced_is_refused(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There vLLM's own draft would run in our place, and nobody would notice."""
     monkeypatch.setattr(envs, "VLLM_USE_V2_MODEL_RUNNER", True, raising=False)
     with pytest.raises(ValueError, match=r"V2"):
@@ -184,7 +184,7 @@ def test_v2_runner_forced_is_refused_v1(tiny: str, monkeypatch: pytest.MonkeyPat
         (vllms, "DraftModelProposer", r"vllm\.v1\.spec_decode\.draft_model:DraftModelProposer\.__init__ is missing"),
     ],
 )
-def test_a_renamed_symbol_of_vllms_draft_costs_this_proposer_alone_v1(
+def test_a_renamed_symbol_of_vllms_draft_costs_this_proposer_alone(
     tiny: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, said: str
 ) -> None:
     monkeypatch.delattr(owner, name)
@@ -196,7 +196,7 @@ def test_a_renamed_symbol_of_vllms_draft_costs_this_proposer_alone_v1(
     assert proposer_spec(config.speculative_config) is not None
 
 
-def test_configuration_survives_the_way_to_another_process_v1(tiny: str) -> None:
+def test_configuration_survives_the_way_to_another_process(tiny: str) -> None:
     config = configure(tiny, tiny_draft(tiny), {"min_confidence": 0.25})
     again = pickle.loads(pickle.dumps(config)).speculative_config
     spec = proposer_spec(again)
@@ -205,7 +205,7 @@ def test_configuration_survives_the_way_to_another_process_v1(tiny: str) -> None
     assert (again.method, again.draft_model_config.model) == ("draft_model", tiny_draft(tiny))
 
 
-def test_vllms_own_draft_model_passes_through_untouched_v1(tiny: str) -> None:
+def test_vllms_own_draft_model_passes_through_untouched(tiny: str) -> None:
     config = configure(tiny, tiny_draft(tiny), {"method": "draft_model"})
     assert type(config.speculative_config).__name__ == "SpeculativeConfig"
     assert proposer_spec(config.speculative_config) is None
@@ -214,7 +214,7 @@ def test_vllms_own_draft_model_passes_through_untouched_v1(tiny: str) -> None:
 # Vocabularies.
 
 
-def test_rows_of_padding_cost_no_acceptance_v1(make_engine: MakeEngine, tiny_text: str) -> None:
+def test_rows_of_padding_cost_no_acceptance(make_engine: MakeEngine, tiny_text: str) -> None:
     """vllm#5203. Loud rows: would a draft with more of them draft one, it would be wrong."""
     expected = make_engine(model=tiny_text).generate(PROMPTS, GREEDY)
     more = tiny_draft(tiny_text, 0.0, vocab_size=256, loud=4.0)
@@ -229,7 +229,7 @@ def test_rows_of_padding_cost_no_acceptance_v1(make_engine: MakeEngine, tiny_tex
     assert (counts.num_rejected_tokens, counts.num_accepted_tokens >= 300) == (0, True)
 
 
-def test_tokens_that_the_draft_does_not_know_end_nothing_v1(make_engine: MakeEngine, tiny_text: str) -> None:
+def test_tokens_that_the_draft_does_not_know_end_nothing(make_engine: MakeEngine, tiny_text: str) -> None:
     """A target that says tokens beyond the draft's table of embeddings, and is asked with some."""
     target = tiny_draft(tiny_text, 0.0, vocab_size=256, loud=1.0)
     prompts = [[*prompt, 255 - number] for number, prompt in enumerate(PROMPTS)]
@@ -250,7 +250,7 @@ def spoilt(model: str, folder: Path, change: Callable[[dict[str, int]], None]) -
     return str(folder)
 
 
-def test_another_tokenizer_is_refused_by_both_sizes_v1(tiny_text: str, models_folder: Path, tmp_path: Path) -> None:
+def test_another_tokenizer_is_refused_by_both_sizes(tiny_text: str, models_folder: Path, tmp_path: Path) -> None:
     def swap(vocabulary: dict[str, int]) -> None:
         vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
 
@@ -267,7 +267,7 @@ def test_another_tokenizer_is_refused_by_both_sizes_v1(tiny_text: str, models_fo
     )
 
 
-def test_sizes_decide_where_a_tokenizer_is_missing_v1(tiny: str, tiny_text: str) -> None:
+def test_sizes_decide_where_a_tokenizer_is_missing(tiny: str, tiny_text: str) -> None:
     remedy = "choose a draft of the target's family, or set use_heterogeneous_vocab"
     assert configure(tiny_text, tiny_draft(tiny_text, with_tokenizer=False), skip_tokenizer_init=False)
     draft = tiny_draft(tiny, 0.0, vocab_size=40)
@@ -280,7 +280,7 @@ def test_sizes_decide_where_a_tokenizer_is_missing_v1(tiny: str, tiny_text: str)
 
 
 @pytest.mark.parametrize("extra", [0, 8])
-def test_a_draft_that_numbers_the_same_tokens_otherwise_is_as_good_v1(
+def test_a_draft_that_numbers_the_same_tokens_otherwise_is_as_good(
     make_engine: MakeEngine, tiny_text: str, models_folder: Path, extra: int
 ) -> None:
     draft = renumbered(tiny_text, models_folder / f"renumbered-{extra}", shift=7, extra=extra)

@@ -58,7 +58,7 @@ def engine_of(make_engine: MakeEngine, eight: str, draft: str, method: str, **op
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("cut", "min_confidence", "padded", "greedy")),
     ],
 )
-def test_sampled_text_has_the_targets_distribution_v1(
+def test_sampled_text_has_the_targets_distribution(
     make_engine: MakeEngine,
     eight: str,
     draft: str,
@@ -80,14 +80,14 @@ def test_sampled_text_has_the_targets_distribution_v1(
 
 
 @pytest.mark.slow
-def test_requests_with_seeds_are_exact_and_repeat_v1(
+def test_requests_with_seeds_are_exact_and_repeat(
     make_engine: MakeEngine, eight: str, draft: str, target: ExactTarget
 ) -> None:
     assert_seeds_are_exact_and_repeat(engine_of(make_engine, eight, draft, "probabilistic"), target)
 
 
 @pytest.mark.parametrize("is_cut", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "cut"])
-def test_drafts_are_accepted_as_often_as_theory_says_v1(
+def test_drafts_are_accepted_as_often_as_theory_says(
     make_engine: MakeEngine, eight: str, draft: str, cut: str, target: ExactTarget, is_cut: bool
 ) -> None:
     engine = engine_of(make_engine, eight, draft, "probabilistic", **({"draft_vocab": cut} if is_cut else {}))
@@ -109,7 +109,7 @@ class OtherTemperature(DraftModelProposer):
         return replace(drafts, probs=hotter / hotter.sum(-1, keepdim=True))
 
 
-def test_probabilities_of_another_temperature_are_found_out_v1(
+def test_probabilities_of_another_temperature_are_found_out(
     make_engine: MakeEngine, eight: str, draft: str, target: ExactTarget
 ) -> None:
     engine = engine_of(make_engine, eight, draft, "probabilistic")

@@ -8,10 +8,12 @@ import pytest
 from conftest import (
     LOOKUP,
     METHODS,
+    METHODS_ONE_ON_V2,
     SCRIPTED,
     MakeEngine,
     SpecCounts,
     drafting_engine,
+    few,
     loop_prompt,
     replay,
     said,
@@ -38,9 +40,7 @@ def phrases(number: int) -> list[int]:
 
 @pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("num_drafts", [1, 4, 8])
-def test_repetitive_prompts_keep_their_greedy_text_v1(
-    make_engine: MakeEngine, num_drafts: int, batch_size: int
-) -> None:
+def test_repetitive_prompts_keep_their_greedy_text(make_engine: MakeEngine, num_drafts: int, batch_size: int) -> None:
     """vllm#41758: n-gram drafts changed greedy text on repetitive prompts."""
     prompts = [phrases(number) for number in range(30)]
     expected = make_engine().tokens(prompts, greedy(40))
@@ -52,22 +52,22 @@ def test_repetitive_prompts_keep_their_greedy_text_v1(
     engine.new_counts().assert_enough()
 
 
-@METHODS
-def test_each_request_keeps_its_solo_text_when_requests_come_and_go_v1(make_engine: MakeEngine, method: str) -> None:
+@METHODS_ONE_ON_V2
+def test_each_request_keeps_its_solo_text_when_requests_come_and_go(make_engine: MakeEngine, method: str) -> None:
     """vllm#14645: tokens leaked between requests whose order in the batch had changed."""
-    prompts = [loop_prompt(start, 6 + start) if start % 2 else phrases(start) for start in range(12)]
+    prompts = few([loop_prompt(start, 6 + start) if start % 2 else phrases(start) for start in range(12)], on_v2=6)
     plain = make_engine()
     solo = [plain.generate([prompt], greedy())[0] for prompt in prompts]
     engine = drafting_engine(make_engine, method, prompts, solo)
     if method == "scripted":
         replay(engine, prompts, solo, wrong_every=4, ragged=True)
-    for every in (1, 3):
+    for every in few((3, 1), on_v2=1):
         assert said(engine.staggered(prompts, greedy(), every)) == said(solo)
     engine.new_counts().assert_enough()
 
 
 @METHODS
-def test_a_prompt_read_in_chunks_changes_nobodys_text_v1(make_engine: MakeEngine, method: str) -> None:
+def test_a_prompt_read_in_chunks_changes_nobodys_text(make_engine: MakeEngine, method: str) -> None:
     prompts = [loop_prompt(start, 8) for start in range(4)] + [loop_prompt(start, 90 + start) for start in range(5, 9)]
     solo = [make_engine().generate([prompt], greedy())[0] for prompt in prompts]
     small_steps = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "enable_prefix_caching": False}
@@ -78,7 +78,7 @@ def test_a_prompt_read_in_chunks_changes_nobodys_text_v1(make_engine: MakeEngine
 
 
 @METHODS
-def test_a_prefix_from_the_cache_changes_no_text_v1(make_engine: MakeEngine, method: str) -> None:
+def test_a_prefix_from_the_cache_changes_no_text(make_engine: MakeEngine, method: str) -> None:
     """vllm#47930: drafts went bad where the prompt came out of the prefix cache."""
     shared = loop_prompt(3, 140)
     prompts = [[*shared, *loop_prompt(start, 5)] for start in range(4)]
@@ -99,7 +99,7 @@ def test_a_prefix_from_the_cache_changes_no_text_v1(make_engine: MakeEngine, met
 
 
 @pytest.mark.parametrize("window", [(1, 1), (1, 4), (3, 3)])
-def test_prompts_as_short_as_the_window_keep_their_text_v1(make_engine: MakeEngine, window: tuple[int, int]) -> None:
+def test_prompts_as_short_as_the_window_keep_their_text(make_engine: MakeEngine, window: tuple[int, int]) -> None:
     """Also one-token prompts that join a decoding batch, which vLLM pads with drafts of -1."""
     prompts = [loop_prompt(start, length) for start in range(4) for length in range(1, 7)]
     expected = make_engine().generate(prompts, greedy(70))
@@ -111,7 +111,7 @@ def test_prompts_as_short_as_the_window_keep_their_text_v1(make_engine: MakeEngi
     engine.new_counts().assert_enough()
 
 
-def test_one_token_prompts_that_join_a_batch_keep_their_text_v1(make_engine: MakeEngine) -> None:
+def test_one_token_prompts_that_join_a_batch_keep_their_text(make_engine: MakeEngine) -> None:
     prompts = [[number] for number in range(20)]
     expected = make_engine().generate(prompts, greedy())
     engine = drafting_engine(make_engine, "scripted", prompts, expected)
@@ -120,9 +120,7 @@ def test_one_token_prompts_that_join_a_batch_keep_their_text_v1(make_engine: Mak
 
 
 @METHODS
-def test_the_longest_prompt_is_answered_and_a_longer_one_refused_as_ever_v1(
-    make_engine: MakeEngine, method: str
-) -> None:
+def test_the_longest_prompt_is_answered_and_a_longer_one_refused_as_ever(make_engine: MakeEngine, method: str) -> None:
     prompts = [loop_prompt(start, MAX_MODEL_LEN - 1) for start in range(2)]
     plain = make_engine()
     expected = plain.generate(prompts, greedy(None))
@@ -139,7 +137,7 @@ def test_the_longest_prompt_is_answered_and_a_longer_one_refused_as_ever_v1(
         assert texts[0] == texts[1]
 
 
-def test_all_wrong_drafts_cost_no_token_v1(make_engine: MakeEngine) -> None:
+def test_all_wrong_drafts_cost_no_token(make_engine: MakeEngine) -> None:
     prompts = [loop_prompt(start, 9) for start in range(4)]
     expected = make_engine().generate(prompts, greedy())
     engine = make_engine({"method": SCRIPTED, "num_speculative_tokens": 5})
@@ -151,7 +149,8 @@ def test_all_wrong_drafts_cost_no_token_v1(make_engine: MakeEngine) -> None:
     assert counts == SpecCounts(4 * 58, 4 * (54 * 5 + 4 + 3 + 2 + 1), 0)
 
 
-def test_right_drafts_are_all_accepted_v1(make_engine: MakeEngine) -> None:
+@pytest.mark.v2
+def test_right_drafts_are_all_accepted(make_engine: MakeEngine) -> None:
     prompts = [loop_prompt(start, 9) for start in range(4)]
     expected = make_engine().generate(prompts, greedy(61))
     engine = make_engine({"method": SCRIPTED, "num_speculative_tokens": 5})
@@ -161,7 +160,7 @@ def test_right_drafts_are_all_accepted_v1(make_engine: MakeEngine) -> None:
     assert engine.new_counts() == SpecCounts(4 * 10, 4 * 50, 4 * 50)
 
 
-def test_the_smallest_allowance_drafts_one_token_v1(make_engine: MakeEngine) -> None:
+def test_the_smallest_allowance_drafts_one_token(make_engine: MakeEngine) -> None:
     """max_tokens 2: the second token needs no draft. 3: one draft, and one token more."""
     prompts = [loop_prompt(start, 9) for start in range(4)]
     expected = make_engine().generate(prompts, greedy(3))
@@ -183,7 +182,7 @@ class NotesWhoReads(Scripted):
         return super().propose(batch)
 
 
-def test_nothing_is_drafted_for_a_request_that_reads_its_prompt_v1(make_engine: MakeEngine) -> None:
+def test_nothing_is_drafted_for_a_request_that_reads_its_prompt(make_engine: MakeEngine) -> None:
     """Its tokens so far are known, so a draft would look right, and be verified at places that are the prompt's."""
     prompts = [loop_prompt(start, 8) for start in range(4)] + [loop_prompt(start, 90 + start) for start in range(5, 9)]
     expected = make_engine().generate(prompts, greedy())

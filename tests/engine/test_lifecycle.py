@@ -12,10 +12,12 @@ from conftest import (
     LOOKUP,
     MEDUSA,
     METHODS,
+    METHODS_ONE_ON_V2,
     SCRIPTED,
     Engine,
     MakeEngine,
     drafting_engine,
+    few,
     loop_prompt,
     replay,
     said,
@@ -32,12 +34,12 @@ def greedy(max_tokens: int = 60, **changes: Any) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens, detokenize=False, **changes)
 
 
-@METHODS
-def test_a_preempted_request_goes_on_as_if_nothing_had_been_v1(make_engine: MakeEngine, method: str) -> None:
+@METHODS_ONE_ON_V2
+def test_a_preempted_request_goes_on_as_if_nothing_had_been(make_engine: MakeEngine, method: str) -> None:
     """vllm#31944: a preempted request resumed with stale drafts."""
-    prompts = [loop_prompt(start, 90 + start) for start in range(8)]
+    prompts = few([loop_prompt(start, 90 + start) for start in range(8)], on_v2=4)
     expected = make_engine().generate(prompts, greedy(100))
-    tiny_cache = {"num_gpu_blocks_override": 24, "block_size": 32}  # of some 48 needed
+    tiny_cache = {"num_gpu_blocks_override": 3 * len(prompts), "block_size": 32}  # half of what is needed
     engine = drafting_engine(make_engine, method, prompts, expected, **tiny_cache)
     before = engine.metric("num_preemptions")
     assert said(engine.generate(prompts, greedy(100))) == said(expected)
@@ -48,7 +50,7 @@ def test_a_preempted_request_goes_on_as_if_nothing_had_been_v1(make_engine: Make
 
 
 @METHODS
-def test_requests_whose_cache_is_taken_away_go_on_as_before_v1(make_engine: MakeEngine, method: str) -> None:
+def test_requests_whose_cache_is_taken_away_go_on_as_before(make_engine: MakeEngine, method: str) -> None:
     """All running requests are preempted at once in the middle of their drafts, as before a weight update."""
     prompts = [loop_prompt(start, 20 + start) for start in range(6)]
     expected = make_engine().generate(prompts, greedy())
@@ -68,7 +70,7 @@ def test_requests_whose_cache_is_taken_away_go_on_as_before_v1(make_engine: Make
 
 
 @METHODS
-def test_an_abort_in_the_middle_leaves_the_others_and_the_state_alone_v1(make_engine: MakeEngine, method: str) -> None:
+def test_an_abort_in_the_middle_leaves_the_others_and_the_state_alone(make_engine: MakeEngine, method: str) -> None:
     prompts = [loop_prompt(start, 10 + start) for start in range(10)]
     expected = make_engine().generate(prompts, greedy(100))
     engine = drafting_engine(make_engine, method, prompts, expected)
@@ -119,7 +121,7 @@ def state_size(engine: Engine) -> int:
 
 @pytest.mark.parametrize("method", [SCRIPTED, LOOKUP, MEDUSA, DRAFT])
 @pytest.mark.parametrize("num_requests", [200, pytest.param(2000, marks=pytest.mark.slow)])
-def test_state_and_memory_go_back_when_requests_end_v1(
+def test_state_and_memory_go_back_when_requests_end(
     make_engine: MakeEngine, tiny: str, method: str, num_requests: int
 ) -> None:
     """vllm#15506: memory grew while speculation was switched off for part of the requests."""
@@ -175,7 +177,7 @@ class ReadsHiddenStates(Scripted):
     ids=["whole_prompts", "chunks"],
 )
 @pytest.mark.parametrize("ragged", [False, True])
-def test_hidden_states_are_those_of_the_last_accepted_token_v1(
+def test_hidden_states_are_those_of_the_last_accepted_token(
     make_engine: MakeEngine, arguments: dict[str, Any], ragged: bool
 ) -> None:
     """Over prompts read in chunks, drafts of mixed number, rejections at every place, and steps without drafts."""
@@ -192,7 +194,8 @@ def test_hidden_states_are_those_of_the_last_accepted_token_v1(
     assert sum(proposer.right.values()) >= 200
 
 
-def test_forget_is_told_of_every_request_once_v1(make_engine: MakeEngine) -> None:
+@pytest.mark.v2
+def test_forget_is_told_of_every_request_once(make_engine: MakeEngine) -> None:
     prompts = [loop_prompt(start, 6) for start in range(5)]
     expected = make_engine().generate(prompts, greedy(20))
     engine = make_engine({"method": SCRIPTED, "num_speculative_tokens": 5})
@@ -205,7 +208,7 @@ def test_forget_is_told_of_every_request_once_v1(make_engine: MakeEngine) -> Non
     assert len(forgotten) == len(set(forgotten)) == 5
 
 
-def test_a_request_id_used_again_starts_afresh_v1(make_engine: MakeEngine) -> None:
+def test_a_request_id_used_again_starts_afresh(make_engine: MakeEngine) -> None:
     prompts = [loop_prompt(start, 12) for start in range(4)]
     expected = make_engine().generate(prompts, greedy(40))
     engine = make_engine({"method": SCRIPTED, "num_speculative_tokens": 5})

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from conftest import (
     LOOKUP,
     METHODS,
+    METHODS_ONE_ON_V2,
     SCRIPTED,
     Engine,
     MakeEngine,
     SpecCounts,
     assert_same_logprobs,
     drafting_engine,
+    few,
     loop_prompt,
     replay,
     said,
@@ -41,10 +44,10 @@ def text_prompts(count: int) -> list[list[int]]:
     return [loop_prompt(start, 7, 90) for start in range(count)]
 
 
-@METHODS
-def test_text_ends_at_max_model_len_and_the_engine_goes_on_v1(make_engine: MakeEngine, method: str) -> None:
+@METHODS_ONE_ON_V2
+def test_text_ends_at_max_model_len_and_the_engine_goes_on(make_engine: MakeEngine, method: str) -> None:
     """ArcticInference#60: a proposer killed the server when prompt and output reached max_model_len."""
-    lengths = [*range(58, 64), *range(4, 40, 4)]
+    lengths = few([58, 60, 61, 62, 63, 20, 36, 12, *range(4, 40, 4), 59], on_v2=8)
     prompts = [loop_prompt(number, length) for number, length in enumerate(lengths)]
     params = greedy(None, ignore_eos=True)
     expected = make_engine(**SHORT).generate(prompts, params)
@@ -62,7 +65,7 @@ def test_text_ends_at_max_model_len_and_the_engine_goes_on_v1(make_engine: MakeE
     assert said(engine.generate(prompts[-1:], params)) == said(expected[-1:])
 
 
-def test_a_request_at_its_limit_costs_the_others_no_draft_v1(make_engine: MakeEngine) -> None:
+def test_a_request_at_its_limit_costs_the_others_no_draft(make_engine: MakeEngine) -> None:
     """vllm#58080: one request without room made the whole batch draft dummy tokens, counted as drafted."""
     prompts = [loop_prompt(start, 8) for start in range(4)]
     params = greedy(None, ignore_eos=True)
@@ -80,7 +83,7 @@ def test_a_request_at_its_limit_costs_the_others_no_draft_v1(make_engine: MakeEn
     assert engine.count("withheld") == 2 * withheld + 1
 
 
-def test_drafts_stop_where_the_answer_must_v1(make_engine: MakeEngine) -> None:
+def test_drafts_stop_where_the_answer_must(make_engine: MakeEngine) -> None:
     """No draft beyond max_tokens or max_model_len is made, so none is verified for nothing or counted."""
     prompts = [loop_prompt(start, 10 + start) for start in range(8)]
     params = [greedy(3 + 5 * number, ignore_eos=True) for number in range(8)]
@@ -107,8 +110,10 @@ class Watched(Scripted):
         return super().propose(batch)
 
 
-@pytest.mark.parametrize(("batch_size", "most"), [(1, 4), (2, 2), (3, 2), (4, 2), (5, 0), (8, 0)])
-def test_drafts_follow_the_schedule_by_batch_size_v1(make_engine: MakeEngine, batch_size: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("batch_size", "most"), [(1, 4), pytest.param(2, 2, marks=pytest.mark.v2), (3, 2), (4, 2), (5, 0), (8, 0)]
+)
+def test_drafts_follow_the_schedule_by_batch_size(make_engine: MakeEngine, batch_size: int, most: int) -> None:
     """vllm#46399: a smaller number of drafts than the maximum ended the engine."""
     prompts = [loop_prompt(start, 9) for start in range(batch_size)]
     schedule = {
@@ -129,9 +134,9 @@ def test_drafts_follow_the_schedule_by_batch_size_v1(make_engine: MakeEngine, ba
         assert counts == SpecCounts()
 
 
-def stop_case(plain: Engine, draft: int) -> tuple[list[list[int]], list[Any], str]:
+def stop_case(plain: Engine, draft: int) -> tuple[Sequence[list[int]], list[Any], str]:
     """Prompts, their answers, and a stop string of two characters that ends at the given one of five drafts."""
-    prompts = text_prompts(12)
+    prompts = few(text_prompts(12), on_v2=6)
     answers = plain.generate(prompts, text_params())
     tokenizer = plain.llm.get_tokenizer()
     for answer in answers:
@@ -145,8 +150,8 @@ def stop_case(plain: Engine, draft: int) -> tuple[list[list[int]], list[Any], st
 
 
 @pytest.mark.parametrize("output_kind", [RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA])
-@pytest.mark.parametrize("draft", [1, 2, 3, 5])
-def test_text_tokens_and_logprobs_end_together_at_a_stop_string_v1(
+@pytest.mark.parametrize("draft", [1, 2, pytest.param(3, marks=pytest.mark.v2), 5])
+def test_text_tokens_and_logprobs_end_together_at_a_stop_string(
     make_engine: MakeEngine, tiny_text: str, draft: int, output_kind: RequestOutputKind
 ) -> None:
     """vllm#47616: the text stopped at the stop string while token_ids and logprobs went on behind it."""
@@ -171,7 +176,9 @@ def test_text_tokens_and_logprobs_end_together_at_a_stop_string_v1(
     assert engine.new_counts().num_accepted_tokens >= 50
 
 
-def stream(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> dict[int, tuple[list[int], str, Any]]:
+def stream(
+    engine: Engine, prompts: Sequence[list[int]], params: SamplingParams
+) -> dict[int, tuple[list[int], str, Any]]:
     """What a client that streams has put together for each prompt."""
     llm_engine = engine.llm.llm_engine
     for number, prompt in enumerate(prompts):
@@ -197,7 +204,7 @@ def unstopped(make_engine: MakeEngine, tiny_text: str) -> list[Any]:
 
 @METHODS
 @pytest.mark.parametrize("ending", ["stop_string", "stop_token", "eos", "min_tokens", "stop_kept"])
-def test_every_ending_is_the_same_v1(
+def test_every_ending_is_the_same(
     make_engine: MakeEngine, tiny_text: str, unstopped: list[Any], method: str, ending: str
 ) -> None:
     """min_tokens forbids the stop token only so far: also in the middle of a draft."""
@@ -225,7 +232,8 @@ def test_every_ending_is_the_same_v1(
     engine.new_counts().assert_enough()
 
 
-def test_a_stop_token_is_allowed_behind_the_drafts_that_reach_min_tokens_v1(make_engine: MakeEngine) -> None:
+@pytest.mark.v2
+def test_a_stop_token_is_allowed_behind_the_drafts_that_reach_min_tokens(make_engine: MakeEngine) -> None:
     """Token 0 is the prompt's step's, then 5 drafts and one more token: number 6, which may end a text of 4 or more.
 
     vLLM forbids the token behind a step's drafts to be a stop token where the text was too short before the step, so a
@@ -243,7 +251,7 @@ def test_a_stop_token_is_allowed_behind_the_drafts_that_reach_min_tokens_v1(make
     assert said(engine.generate([prompts[start]], params)) == said(expected)
 
 
-def test_drafts_behind_an_end_are_counted_by_vllm_but_not_emitted_v1(make_engine: MakeEngine) -> None:
+def test_drafts_behind_an_end_are_counted_by_vllm_but_not_emitted(make_engine: MakeEngine) -> None:
     """vllm#56101: the mean acceptance length counted drafts behind an end of text."""
     plain = make_engine()
     prompts = [loop_prompt(start, 9) for start in range(16)]
@@ -259,7 +267,7 @@ def test_drafts_behind_an_end_are_counted_by_vllm_but_not_emitted_v1(make_engine
 
 
 @pytest.mark.parametrize("method", [LOOKUP, SCRIPTED])
-def test_one_draft_a_step_is_enough_to_work_v1(make_engine: MakeEngine, method: str) -> None:
+def test_one_draft_a_step_is_enough_to_work(make_engine: MakeEngine, method: str) -> None:
     prompts = [loop_prompt(start, 20) for start in range(8)]
     expected = make_engine().generate(prompts, greedy())
     engine = make_engine({"method": method, "num_speculative_tokens": 1})

@@ -58,7 +58,7 @@ def configure(model: str, heads: str, num_drafts: int, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3, 5])
-def test_the_first_heads_of_an_original_checkpoint_are_used_v1(
+def test_the_first_heads_of_an_original_checkpoint_are_used(
     make_engine: MakeEngine, original: str, num_drafts: int
 ) -> None:
     """FasterDecoding/Medusa#77 and #81: such a config did not load; fewer drafts than heads crashed."""
@@ -72,7 +72,7 @@ def test_the_first_heads_of_an_original_checkpoint_are_used_v1(
     assert counts.num_draft_tokens <= num_drafts * counts.num_drafts
 
 
-def test_more_drafts_than_heads_are_refused_at_the_start_v1(tiny: str, original: str) -> None:
+def test_more_drafts_than_heads_are_refused_at_the_start(tiny: str, original: str) -> None:
     with pytest.raises(ConfigError) as error:
         configure(tiny, original, 6)
     assert str(error.value) == (
@@ -81,9 +81,7 @@ def test_more_drafts_than_heads_are_refused_at_the_start_v1(tiny: str, original:
     )
 
 
-def test_heads_of_another_target_are_refused_at_the_start_v1(
-    tiny: str, tiny_text: str, five: str, tmp_path: Path
-) -> None:
+def test_heads_of_another_target_are_refused_at_the_start(tiny: str, tiny_text: str, five: str, tmp_path: Path) -> None:
     """Never a healthy server with no acceptance: by hidden size, by vocabulary, by what the folder holds."""
     wide = MedusaHeads(HeadsConfig(kind="independent", num_heads=2, hidden_size=128, vocab_size=32))
     checkpoint.write(tmp_path / "wide", wide, {})
@@ -108,7 +106,7 @@ def test_heads_of_another_target_are_refused_at_the_start_v1(
     ],
     ids=["independent", "independent-own", "sequential-shared-half", "sequential-deep-cut"],
 )
-def test_every_kind_of_heads_keeps_the_text_v1(make_engine: MakeEngine, tiny: str, shape: dict[str, Any]) -> None:
+def test_every_kind_of_heads_keeps_the_text(make_engine: MakeEngine, tiny: str, shape: dict[str, Any]) -> None:
     """Batches of 1 and 8, also while a long prompt is read in chunks."""
     heads = tiny_heads(tiny, num_heads=3, **shape)
     small_steps = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "enable_prefix_caching": False}
@@ -122,7 +120,7 @@ def test_every_kind_of_heads_keeps_the_text_v1(make_engine: MakeEngine, tiny: st
     assert engine.count("failures") == 0
 
 
-def test_a_state_out_of_the_prefix_cache_drafts_as_well_v1(make_engine: MakeEngine, five: str) -> None:
+def test_a_state_out_of_the_prefix_cache_drafts_as_well(make_engine: MakeEngine, five: str) -> None:
     """vllm#47930: acceptance collapsed where the prompt came out of the prefix cache."""
     prompts = [[*loop_prompt(3, 140), *loop_prompt(start, 5)] for start in range(6)]
     expected = make_engine(enable_prefix_caching=False).generate(prompts, greedy())
@@ -141,7 +139,7 @@ def test_a_state_out_of_the_prefix_cache_drafts_as_well_v1(make_engine: MakeEngi
     warm.assert_enough()
 
 
-def test_drafts_are_those_of_vllms_own_medusa_v1(make_engine: MakeEngine, tiny: str, tmp_path: Path) -> None:
+def test_drafts_are_those_of_vllms_own_medusa(make_engine: MakeEngine, tiny: str, tmp_path: Path) -> None:
     """Our heads on every state that vLLM's own proposer was asked about, in the same checkpoint."""
     heads = tiny_heads(tiny, num_heads=3, kind="independent", output="own")
     convert(heads, tmp_path / "vllm-heads", "vllm")
@@ -179,7 +177,7 @@ def test_drafts_are_those_of_vllms_own_medusa_v1(make_engine: MakeEngine, tiny: 
 
 
 @pytest.mark.parametrize(("batch_size", "most"), [(1, 4), (3, 2), (8, 0)])
-def test_drafts_follow_the_schedule_by_batch_size_v1(
+def test_drafts_follow_the_schedule_by_batch_size(
     make_engine: MakeEngine, five: str, batch_size: int, most: int
 ) -> None:
     """vllm#46399: a smaller number of drafts than the maximum ended the engine."""
@@ -200,7 +198,7 @@ def test_drafts_follow_the_schedule_by_batch_size_v1(
 @needs_two_cores
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [{}, {"output": "shared", "draft_token_ids": tuple(range(1, 32))}], ids=["", "cut"])
-def test_two_ranks_draft_alike_v1(tiny: str, shape: dict[str, Any]) -> None:
+def test_two_ranks_draft_alike(tiny: str, shape: dict[str, Any]) -> None:
     """Embeddings and output layer are split between the ranks; drafts and q must be whole and equal on both."""
     config = {"method": MEDUSA, "num_speculative_tokens": 3, "model": tiny_heads(tiny, **shape)}
     expected = run(tiny, None)

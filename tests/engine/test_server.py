@@ -73,7 +73,7 @@ def server(tiny_text: str, answer: list[int], tmp_path_factory: pytest.TempPathF
         yield Server(port, tiny_text, log)
 
 
-def test_served_text_is_the_targets_own_and_counters_reach_metrics_v1(server: Server, answer: list[int]) -> None:
+def test_served_text_is_the_targets_own_and_counters_reach_metrics(server: Server, answer: list[int]) -> None:
     before = server.metrics()
     status, body = server.post(prompt=PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True, return_token_ids=True)
     assert status == 200, body
@@ -91,7 +91,7 @@ def test_served_text_is_the_targets_own_and_counters_reach_metrics_v1(server: Se
     assert new[f"specplug_draft_tokens_total{label}"] == drafted
 
 
-def test_what_was_dropped_is_logged_once_v1(server: Server) -> None:
+def test_what_was_dropped_is_logged_once(server: Server) -> None:
     for _ in range(2):
         server.post(prompt=PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True)
     lines = [line for line in server.log.read_text().splitlines() if "drafts were dropped from there on" in line]
@@ -100,7 +100,7 @@ def test_what_was_dropped_is_logged_once_v1(server: Server) -> None:
     assert "expected 0 to 127" in lines[0]
 
 
-def test_request_limit_switches_speculation_off_for_one_request_v1(server: Server, answer: list[int]) -> None:
+def test_request_limit_switches_speculation_off_for_one_request(server: Server, answer: list[int]) -> None:
     before = server.metrics()
     status, body = server.post(
         prompt=PROMPT,
@@ -116,21 +116,21 @@ def test_request_limit_switches_speculation_off_for_one_request_v1(server: Serve
 
 
 @pytest.mark.parametrize("value", [-1, 2.5, "many", [1]], ids=str)
-def test_bad_request_limit_is_a_clear_400_v1(server: Server, value: Any) -> None:
+def test_bad_request_limit_is_a_clear_400(server: Server, value: Any) -> None:
     status, body = server.post(prompt=PROMPT, max_tokens=4, vllm_xargs={"specplug_max_drafts": value})
     assert status == 400, body
     assert "specplug_max_drafts is" in body["error"]["message"]
     assert "expected a whole number of 0 or more" in body["error"]["message"]
 
 
-def test_unknown_request_option_is_a_clear_400_v1(server: Server) -> None:
+def test_unknown_request_option_is_a_clear_400(server: Server) -> None:
     status, body = server.post(prompt=PROMPT, max_tokens=4, vllm_xargs={"specplug_max_draft": 1})
     assert status == 400, body
     assert "unknown request option 'specplug_max_draft'" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("parameter", [{"min_p": 0.1}, {"logit_bias": {"5": 1.0}}], ids=["min_p", "logit_bias"])
-def test_what_vllm_cannot_verify_is_a_clear_400_v1(server: Server, parameter: dict[str, Any]) -> None:
+def test_what_vllm_cannot_verify_is_a_clear_400(server: Server, parameter: dict[str, Any]) -> None:
     """vLLM refuses these with any speculation; they must not be served wrong."""
     status, body = server.post(prompt=PROMPT, max_tokens=4, **{"temperature": 1, **parameter})
     assert status == 400, body

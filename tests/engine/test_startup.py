@@ -96,7 +96,7 @@ def configure(model: str, speculative_config: dict[str, Any], **arguments: Any) 
     ],
     ids=lambda value: "-".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else None,
 )
-def test_bad_configuration_is_refused_in_one_line_v1(
+def test_bad_configuration_is_refused_in_one_line(
     tiny: str, changes: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -105,19 +105,19 @@ def test_bad_configuration_is_refused_in_one_line_v1(
     assert "\n" not in str(caught.value)
 
 
-def test_missing_draft_length_is_refused_v1(tiny: str) -> None:
+def test_missing_draft_length_is_refused(tiny: str) -> None:
     with pytest.raises(OptionsError, match="num_speculative_tokens is missing; expected a whole number from 1 to 128"):
         configure(tiny, {"method": "specplug:prompt_lookup"})
 
 
-def test_draft_longer_than_a_step_is_refused_v1(tiny: str) -> None:
+def test_draft_longer_than_a_step_is_refused(tiny: str) -> None:
     with pytest.raises(ConfigError, match=r"a step holds at most 16 tokens .* so at most 15 drafts"):
         configure(
             tiny, {**LOOKUP, "num_speculative_tokens": 16}, max_num_batched_tokens=16, max_num_seqs=1, max_model_len=256
         )
 
 
-def test_v2_runner_forced_is_refused_v1(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v2_runner_forced_is_refused(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen elsewhere as a healthy server on which the plugin's hooks silently do nothing (IBM/vLLM-Hook#33)."""
     # Not the environment: vLLM reads that once, when the first engine of a process starts.
     monkeypatch.setattr(envs, "VLLM_USE_V2_MODEL_RUNNER", True, raising=False)
@@ -125,31 +125,32 @@ def test_v2_runner_forced_is_refused_v1(tiny: str, monkeypatch: pytest.MonkeyPat
         configure(tiny, LOOKUP)
 
 
-def test_v1_runner_forced_is_accepted_v1(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v1_runner_forced_is_accepted(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envs, "VLLM_USE_V2_MODEL_RUNNER", False, raising=False)
     config = configure(tiny, LOOKUP)
     assert not config.use_v2_model_runner
     assert proposer_spec(config.speculative_config) is not None
 
 
-def test_pipeline_parallelism_is_refused_v1(tiny: str) -> None:
+def test_pipeline_parallelism_is_refused(tiny: str) -> None:
     with pytest.raises(ConfigError, match="pipeline_parallel_size is 2; only 1 is supported yet"):
         configure(tiny, LOOKUP, pipeline_parallel_size=2)
 
 
-def test_untested_vllm_is_refused_by_name_v1(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untested_vllm_is_refused_by_name(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contract, "installed_version", lambda: "0.99.0")
+    monkeypatch.delenv(contract.ANY_VERSION_VARIABLE, raising=False)
     with pytest.raises(UnsupportedVersionError, match=r"vLLM 0\.99\.0 is not supported; tested: 0\.32\.0"):
         configure(tiny, LOOKUP)
 
 
-def test_untested_vllm_can_be_tried_v1(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untested_vllm_can_be_tried(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contract, "installed_version", lambda: "0.99.0")
     monkeypatch.setenv(contract.ANY_VERSION_VARIABLE, "1")
     assert proposer_spec(configure(tiny, LOOKUP).speculative_config) is not None
 
 
-def test_renamed_symbol_is_refused_by_name_v1(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renamed_symbol_is_refused_by_name(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     monkeypatch.delattr(GPUModelRunner, "_get_spec_decode_draft_probs")
@@ -157,7 +158,7 @@ def test_renamed_symbol_is_refused_by_name_v1(tiny: str, monkeypatch: pytest.Mon
         configure(tiny, LOOKUP)
 
 
-def test_lost_parameter_is_refused_by_name_v1(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_parameter_is_refused_by_name(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     monkeypatch.setattr(GPUModelRunner, "_update_states", lambda self: None)
@@ -165,7 +166,7 @@ def test_lost_parameter_is_refused_by_name_v1(tiny: str, monkeypatch: pytest.Mon
         configure(tiny, LOOKUP)
 
 
-def test_same_dict_works_in_all_three_doors_v1(tiny: str) -> None:
+def test_same_dict_works_in_all_three_doors(tiny: str) -> None:
     """LLM and `vllm serve` go through EngineArgs; AsyncEngineArgs is a class of its own."""
     arguments = {"model": tiny, "skip_tokenizer_init": True, "max_model_len": 64}
     for door in (EngineArgs, AsyncEngineArgs):
@@ -176,26 +177,26 @@ def test_same_dict_works_in_all_three_doors_v1(tiny: str) -> None:
         assert (spec.name, spec.num_speculative_tokens) == ("prompt_lookup", 4)
 
 
-def test_bare_name_is_ours_where_vllm_has_no_such_method_v1(tiny: str) -> None:
+def test_bare_name_is_ours_where_vllm_has_no_such_method(tiny: str) -> None:
     config = configure(tiny, {**LOOKUP, "method": "prompt_lookup"})
     assert proposer_spec(config.speculative_config) is not None
 
 
-def test_dashes_in_keys_are_taken_as_vllm_takes_them_v1(tiny: str) -> None:
+def test_dashes_in_keys_are_taken_as_vllm_takes_them(tiny: str) -> None:
     config = configure(tiny, {"method": "specplug:prompt_lookup", "num-speculative-tokens": 3, "min-ngram": 2})
     spec = proposer_spec(config.speculative_config)
     assert spec is not None
     assert (spec.num_speculative_tokens, dict(spec.options)) == (3, {"min_ngram": 2})
 
 
-def test_vllms_own_methods_pass_through_untouched_v1(tiny: str) -> None:
+def test_vllms_own_methods_pass_through_untouched(tiny: str) -> None:
     config = configure(tiny, {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3})
     assert type(config.speculative_config).__name__ == "SpeculativeConfig"
     assert config.speculative_config.method == "ngram"
     assert configure(tiny, {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}) is not None
 
 
-def test_configuration_survives_the_way_to_another_process_v1(tiny: str) -> None:
+def test_configuration_survives_the_way_to_another_process(tiny: str) -> None:
     import pickle
 
     config = configure(tiny, {**LOOKUP, "max_ngram": 3})
@@ -204,7 +205,7 @@ def test_configuration_survives_the_way_to_another_process_v1(tiny: str) -> None
     assert dataclasses.is_dataclass(again)
 
 
-def test_command_line_prints_one_line_and_exits_2_v1(tiny: str) -> None:
+def test_command_line_prints_one_line_and_exits_2(tiny: str) -> None:
     command = [sys.executable, "-m", "vllm_specplug", "serve", tiny, "--max-model-len", "64", "--speculative-config"]
     run = subprocess.run(
         [*command, '{"method": "specplug:prompt_lookup", "num_speculative_tokens": 0}'],

@@ -6,7 +6,7 @@ import json
 from typing import Any, get_args
 
 import pytest
-from conftest import DRAFT, KNOWN, LOOKUP, MEDUSA, SCRIPTED, Engine, MakeEngine, loop_prompt, replay, said
+from conftest import DRAFT, KNOWN, LOOKUP, MEDUSA, SCRIPTED, Engine, MakeEngine, few, loop_prompt, replay, said
 from tiny_draft import tiny_draft
 from tiny_heads import tiny_heads
 from vllm import SamplingParams
@@ -17,6 +17,7 @@ from vllm_specplug.proposer import DraftBatch
 from vllm_specplug.testing import Fault
 
 BACKENDS = pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+BACKENDS_ONE_ON_V2 = pytest.mark.parametrize("backend", [pytest.param("xgrammar", marks=pytest.mark.v2), "guidance"])
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -57,12 +58,13 @@ def scripted(make_engine: MakeEngine, tiny_text: str, backend: str) -> Engine:
     return make_engine({"method": SCRIPTED, "num_speculative_tokens": 5}, **arguments(tiny_text, backend))
 
 
-@BACKENDS
-def test_json_is_the_targets_own_v1(make_engine: MakeEngine, tiny_text: str, backend: str) -> None:
+@BACKENDS_ONE_ON_V2
+def test_json_is_the_targets_own(make_engine: MakeEngine, tiny_text: str, backend: str) -> None:
     expected = make_engine(**arguments(tiny_text, backend)).generate(PROMPTS, params())
     check(expected)
     engine = scripted(make_engine, tiny_text, backend)
-    for options in ({"wrong_every": 3}, {"wrong_every": 5, "ragged": True}, {"wrong_every": 1}):
+    kinds: list[dict[str, Any]] = [{"wrong_every": 5, "ragged": True}, {"wrong_every": 3}, {"wrong_every": 1}]
+    for options in few(kinds, on_v2=1):
         replay(engine, PROMPTS, expected, **options)
         assert said(engine.generate(PROMPTS, params())) == said(expected)
         # Wrong drafts are mostly cut by the grammar, before the target sees them.
@@ -72,7 +74,7 @@ def test_json_is_the_targets_own_v1(make_engine: MakeEngine, tiny_text: str, bac
 
 
 @BACKENDS
-def test_json_from_prompt_lookup_is_the_targets_own_v1(make_engine: MakeEngine, tiny_text: str, backend: str) -> None:
+def test_json_from_prompt_lookup_is_the_targets_own(make_engine: MakeEngine, tiny_text: str, backend: str) -> None:
     plain = make_engine(**arguments(tiny_text, backend))
     example = plain.llm.get_tokenizer().encode('{"ok":true,"colour":"red","numbers":[1,22,333,1,22]}')
     prompts = [[*example, *prompt] for prompt in PROMPTS]
@@ -86,7 +88,7 @@ def test_json_from_prompt_lookup_is_the_targets_own_v1(make_engine: MakeEngine, 
 
 @BACKENDS
 @pytest.mark.parametrize("fault", [None, *get_args(Fault)])
-def test_malformed_drafts_end_no_grammar_v1(
+def test_malformed_drafts_end_no_grammar(
     make_engine: MakeEngine, tiny_text: str, backend: str, fault: Fault | None
 ) -> None:
     """vllm#47025: a draft of -1 overflowed the grammar matcher and ended the engine.
@@ -108,7 +110,7 @@ def test_malformed_drafts_end_no_grammar_v1(
 
 
 @BACKENDS
-def test_sampled_json_is_valid_beside_drafts_with_probabilities_v1(
+def test_sampled_json_is_valid_beside_drafts_with_probabilities(
     make_engine: MakeEngine, tiny_text: str, backend: str
 ) -> None:
     """vLLM cuts drafts by grammar, so those of a structured answer go over without probabilities; the others' with."""
@@ -129,7 +131,7 @@ def test_sampled_json_is_valid_beside_drafts_with_probabilities_v1(
 @BACKENDS
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
 @pytest.mark.parametrize("proposer", [MEDUSA, DRAFT])
-def test_json_beside_a_neural_drafter_is_the_targets_own_v1(
+def test_json_beside_a_neural_drafter_is_the_targets_own(
     make_engine: MakeEngine, tiny_text: str, backend: str, proposer: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows of no grammar: what it drafts for a structured answer goes over without q and is cut by vLLM."""
@@ -171,7 +173,7 @@ def test_json_beside_a_neural_drafter_is_the_targets_own_v1(
 
 
 @BACKENDS
-def test_every_kind_of_grammar_keeps_its_text_v1(make_engine: MakeEngine, tiny_text: str, backend: str) -> None:
+def test_every_kind_of_grammar_keeps_its_text(make_engine: MakeEngine, tiny_text: str, backend: str) -> None:
     kinds = [
         StructuredOutputsParams(choice=["yes, of course", "no, never", "perhaps"]),
         StructuredOutputsParams(regex=r"[a-f]{12}-[0-9]{12}"),

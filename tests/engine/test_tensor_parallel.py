@@ -42,7 +42,7 @@ def expected(tiny: str) -> list[list[int]]:
 @needs_two_cores
 @pytest.mark.slow
 @pytest.mark.parametrize("proposer", [KNOWN, "specplug:two_ranks.FailsOnSecondRank"])
-def test_ranks_emit_the_same_tokens_v1(tiny: str, expected: list[list[int]], proposer: str) -> None:
+def test_ranks_emit_the_same_tokens(tiny: str, expected: list[list[int]], proposer: str) -> None:
     """A rank that verifies with other probabilities than its peer parts from it for good; the text shows it."""
     config = {"method": proposer, "num_speculative_tokens": 3, "q": Q}
     report = run(tiny, config)
@@ -57,7 +57,7 @@ def test_ranks_emit_the_same_tokens_v1(tiny: str, expected: list[list[int]], pro
 
 @needs_two_cores
 @pytest.mark.slow
-def test_sampling_with_draft_probabilities_ends_on_two_ranks_v1(tiny: str) -> None:
+def test_sampling_with_draft_probabilities_ends_on_two_ranks(tiny: str) -> None:
     """Ranks that part stop with an assertion or hang; 8 sampled answers of full length say that they did not."""
     report = run(tiny, {"method": KNOWN, "num_speculative_tokens": 3, "q": Q}, temperature=1.0)
     assert [len(tokens) for tokens in report["tokens"]] == [40] * 8

@@ -52,7 +52,6 @@ def test_arguments_and_options_together_hold_all_of_the_file() -> None:
     [
         {"arms": {"a": {"weight": 1}, "b": {"num_cpus": 2}}},
         {"arms": {"a": {"weight": 3, "replicas": 2}, "b": {"num_cpus": 2}}},
-        {"arms": {"a": {"weight": 3, "autoscaling": {"max_replicas": 2}}, "b": {"num_cpus": 2}}},
         {"num_routers": 3},
         {"health": {"check_period_s": 1}},
         {"http": {"port": 9000}},

@@ -61,6 +61,7 @@ def test_wheel_holds_the_three_packages_and_their_data():
     package = ROOT / "vllm_specplug"
     data = [path for pattern in setuptools["package-data"]["vllm_specplug"] for path in package.glob(pattern)]
     assert any(path.match("compare/prompts/*.jsonl") for path in data)
+    assert setuptools["package-data"]["deploy"] == ["*.yaml"]
 
 
 def test_version_is_said_once_more_in_the_package():
@@ -86,7 +87,7 @@ def test_lock_is_sorted_and_exact_and_without_what_breaks_or_compiles():
     assert not any(name.startswith("nvidia-") for name in pins)
 
 
-@pytest.mark.parametrize("extra", [None, "cpu", "compare", "demo", "train", "dev"])
+@pytest.mark.parametrize("extra", [None, "cpu", "compare", "demo", "ray", "train", "dev"])
 def test_lock_satisfies_what_the_project_declares(extra):
     pins = lock("cpu.lock")
     declared = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
@@ -119,4 +120,6 @@ def test_check_of_the_environment_names_what_is_missing(tmp_path, line, code, sa
 def test_makefile_lists_its_targets_by_default():
     run = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
     listed = [line.split()[1] for line in run.stdout.splitlines()]
-    assert listed == ["help", "setup", "demo", "test", "test-slow", "lint", "bench", "clean"]
+    assert listed == [
+        "help", "setup", "demo", "test", "test-slow", "test-versions", "contract", "lint", "bench", "clean",
+    ]  # fmt: skip

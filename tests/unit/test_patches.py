@@ -42,7 +42,3 @@ def test_applying_twice_is_harmless_and_undo_brings_the_original_back() -> None:
 def test_missing_attribute_is_refused_by_name() -> None:
     with pytest.raises(ContractError, match=r"Theirs has no attribute 'thrice'.*run `specplug doctor`"):
         patches.wrap(theirs().cls, "thrice", add_one)
-
-
-def test_missing_parameters_are_named_in_order() -> None:
-    assert patches.missing_parameters(lambda a, b: None, ["b", "c", "a", "d"]) == ["c", "d"]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_specplug.bridge.runner_v1 import _checksum, _last_accepted
+from vllm_specplug.bridge.drafter import checksum
+from vllm_specplug.bridge.runner_v1 import _last_accepted
 
 
 def test_hidden_state_is_that_of_the_last_accepted_position() -> None:
@@ -34,11 +35,11 @@ def test_hidden_states_of_a_step_without_drafts_are_copied() -> None:
 def test_ranks_with_other_drafts_or_other_probabilities_are_told_apart(
     token_ids: list[list[int]], probs: list[list[list[float]]]
 ) -> None:
-    assert _checksum([[0]], torch.tensor([[[0.5, 0.5, 0.0, 0.0]]])) != _checksum(token_ids, torch.tensor(probs))
+    assert checksum([[0]], torch.tensor([[[0.5, 0.5, 0.0, 0.0]]])) != checksum(token_ids, torch.tensor(probs))
 
 
 def test_columns_without_a_draft_do_not_count() -> None:
     probs = torch.full((2, 2, 4), 0.25)
     other = probs.clone()
     other[1] = 9
-    assert _checksum([[1, 2], []], probs) == _checksum([[1, 2], []], other)
+    assert checksum([[1, 2], []], probs) == checksum([[1, 2], []], other)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
-from vllm_specplug import metrics, options
-from vllm_specplug.bridge import contract, draft_config, logs, patches
+from vllm_specplug import options
+from vllm_specplug.bridge import contract, draft_config, logs, patches, runner_choice
 from vllm_specplug.errors import ConfigError
 from vllm_specplug.options import ProposerSpec
-from vllm_specplug.proposer import EngineInfo
+from vllm_specplug.proposer import EngineInfo, Runner
 from vllm_specplug.registry import installed
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def engine_info(vllm_config: VllmConfig, tp_rank: int = 0) -> EngineInfo:
         tp_size=vllm_config.parallel_config.tensor_parallel_size,
         model=model.model,
         draft_vocab_size=draft.get_vocab_size() if vllm_config.speculative_config.uses_draft_model() else None,
+        asynchronous=bool(vllm_config.use_v2_model_runner and scheduler.async_scheduling),
     )
 
 
@@ -72,6 +73,7 @@ def install() -> list[Callable[[], None]]:
         patches.wrap(EngineArgs, "create_speculative_config", _create_speculative_config),
         patches.wrap(EngineArgs, "create_engine_config", _create_engine_config),
         requests.install(),
+        *runner_choice.install(),
     ]
 
 
@@ -107,12 +109,20 @@ def _create_engine_config(original: Callable[..., Any]) -> Callable[..., Any]:
         spec = proposer_spec(config.speculative_config)
         if spec is not None:
             check(config, spec)
+            is_asynchronous = bool(config.scheduler_config.async_scheduling)
+            config.speculative_config.driven_by(
+                "v2" if config.use_v2_model_runner else "v1", asynchronous=is_asynchronous
+            )
+            from vllm_specplug import metrics  # prometheus_client costs people who do not use us 20 ms a process
+
             metrics.prepare_front_end()
             logger.info(
-                "specplug: proposer %r (%s) drafts up to %d tokens a step on the V1 model runner",
+                "specplug: proposer %r (%s) drafts up to %d tokens a step on the %s model runner, %s scheduling",
                 spec.name,
                 spec.target,
                 spec.num_speculative_tokens,
+                config.speculative_config.runner.upper(),
+                "asynchronous" if is_asynchronous else "synchronous",
             )
         return config
 
@@ -163,11 +173,7 @@ def check(config: VllmConfig, spec: ProposerSpec) -> None:
         ConfigError: naming the value and the remedy.
     """
     name = f"proposer {spec.name!r}"
-    if config.use_v2_model_runner:
-        raise ConfigError(
-            f"{name} runs on vLLM's V1 model runner, but V2 is forced (VLLM_USE_V2_MODEL_RUNNER=1 or a feature that "
-            "needs it); unset VLLM_USE_V2_MODEL_RUNNER or set it to 0"
-        )
+    _check_runner(config, name, runner_choice.runners_of(spec))
     stages = config.parallel_config.pipeline_parallel_size
     if stages > 1:
         raise ConfigError(
@@ -190,9 +196,26 @@ def check(config: VllmConfig, spec: ProposerSpec) -> None:
             f"{name}: num_speculative_tokens is {num_tokens}, but a step holds at most {budget} tokens "
             f"(max_num_batched_tokens), so at most {budget - 1} drafts; lower it or raise --max-num-batched-tokens"
         )
-    if "v1" not in proposer.capabilities.runners:
-        raise ConfigError(f"{name} does not support the V1 model runner, the only one this version drives")
     proposer.check(spec.parsed_options(), engine_info(config))
+
+
+def _check_runner(config: VllmConfig, name: str, runners: Collection[Runner]) -> None:
+    """Refuse a runner that the proposer was not tested on, or features that were not tested on a runner."""
+    if not config.use_v2_model_runner:
+        if "v1" not in runners:
+            raise ConfigError(
+                f"{name} does not support vLLM's V1 model runner, which was chosen here (VLLM_USE_V2_MODEL_RUNNER=0, "
+                "no Triton, or a feature that V2 lacks: see vLLM's log); set VLLM_USE_V2_MODEL_RUNNER=1 to learn why"
+            )
+        return
+    assert "v2" in runners, "vLLM refuses what _get_v2_model_runner_unsupported_features names"
+    untested = {
+        "watermarking": getattr(config, "watermark_config", None) is not None,
+        "prefill context parallelism": config.parallel_config.prefill_context_parallel_size > 1,
+        "batch-sharded sampling": config.parallel_config.enable_batch_sharded_sampling,
+    }
+    if found := [feature for feature, is_on in untested.items() if is_on]:
+        raise ConfigError(f"{name} together with {', '.join(found)} is not tested yet, so not supported; switch it off")
 
 
 def _literals(annotation: Any) -> set[str]:

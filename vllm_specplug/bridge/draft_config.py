@@ -1,20 +1,19 @@
 """From the options of a proposer that runs a draft model to a configuration vLLM runs.
 
 vLLM's method stays `draft_model`: it gives the second model its part of the KV cache and the scheduler its lookahead
-slots. What vLLM makes of it in the worker is ours (`bridge.draft_model`), on the V1 runner, with drafts of different
-lengths, which vLLM schedules synchronously.
+slots. What vLLM makes of it in the worker is ours: `bridge.draft_model` on the V1 runner, with drafts of different
+lengths, which vLLM schedules synchronously; `bridge.draft_model_v2` on V2.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from vllm_specplug.bridge import contract, patches
 from vllm_specplug.errors import ConfigError
 from vllm_specplug.options import ProposerSpec
 
@@ -49,8 +48,6 @@ def make(spec: ProposerSpec, target: Mapping[str, Any]) -> SpecplugConfig:
     """
     from vllm_specplug.bridge.speculative_config import SpecplugConfig
 
-    contract.require(contract.DRAFT_MODEL)
-    install()
     label = f"proposer {spec.name!r}"
     model = spec.options["model"]
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
@@ -93,32 +90,6 @@ def make(spec: ProposerSpec, target: Mapping[str, Any]) -> SpecplugConfig:
             config.target_model_config.max_model_len,
         )
     return config
-
-
-def install() -> list[Callable[[], None]]:
-    """Put our drafter in the place of vLLM's, and keep such configurations on the V1 runner; in this process.
-
-    Returns:
-        Functions that undo it.
-    """
-    from vllm.config import VllmConfig
-
-    from vllm_specplug.bridge import draft_model
-
-    return [
-        draft_model.install(),
-        patches.wrap(VllmConfig, "_get_v2_model_runner_unsupported_features", _v1_only),
-    ]
-
-
-def _v1_only(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    def _get_v2_model_runner_unsupported_features(self: Any) -> list[str]:
-        # Otherwise vLLM's own V2 drafter would run in our place, and nobody would notice.
-        spec = getattr(self.speculative_config, "specplug", None)
-        ours = [] if spec is None else [f"proposer {spec.name!r} of vllm-specplug"]
-        return [*original(self), *ours]
-
-    return _get_v2_model_runner_unsupported_features
 
 
 def _check_vocabularies(label: str, draft: ModelConfig, target: ModelConfig) -> None:

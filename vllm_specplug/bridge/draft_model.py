@@ -16,10 +16,10 @@ import torch
 from vllm.forward_context import set_forward_context
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 
-from vllm_specplug.bridge import kernel_scan, patches
+from vllm_specplug.bridge import patches, versions
 from vllm_specplug.bridge.config import proposer_spec
+from vllm_specplug.bridge.draft_outputs import DraftOutputs, describe_share
 from vllm_specplug.bridge.runner_v1 import V1Drafter
-from vllm_specplug.bridge.target import VllmTarget
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class V1DraftModel(DraftModelProposer):
+class V1DraftModel(DraftOutputs, DraftModelProposer):
     """vLLM's drafter and the `DraftModel` of our proposer in one."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None) -> None:
@@ -37,7 +37,8 @@ class V1DraftModel(DraftModelProposer):
         self.specplug = V1Drafter(vllm_config)
         self.specplug.draft_model = self
         self._target_vocab_size: int = vllm_config.model_config.get_vocab_size()
-        self._draft_vocab_size: int = self.draft_model_config.get_vocab_size()
+        self._draft_vocab_size = self.draft_model_config.get_vocab_size()
+        self._num_outputs = min(self._draft_vocab_size, self._target_vocab_size)
         self._first_pass: Callable[[], torch.Tensor] | None = None
         self._metadata: Any = None
         self._positions: torch.Tensor | None = None
@@ -48,23 +49,13 @@ class V1DraftModel(DraftModelProposer):
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Load the draft model, then our proposer, which may read it."""
         super().load_model(target_model)
-        self.specplug.guard.proposer.load(VllmTarget(target_model, self._target_vocab_size, draft_model=self))
-        kernel_scan.survive()
+        self.specplug.load(target_model)
 
     def initialize_attn_backend(self, kv_cache_config: Any, kernel_block_sizes: list[int] | None = None) -> None:
         """Also says what the draft takes of the KV cache."""
         super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
-        share = _share_of_cache(kv_cache_config, self._draft_attn_layer_names)
-        num_blocks = kv_cache_config.num_blocks
-        logger.info(
-            "specplug: the draft model takes %.1f%% of the KV cache: %d blocks of %d tokens, %d without it, and %.0f "
-            "MiB of weights",
-            100 * share,
-            num_blocks,
-            self.block_size,
-            round(num_blocks / (1 - share)),
-            sum(parameter.nbytes for parameter in self.model.parameters()) / 2**20,
-        )
+        layers = self._draft_attn_layer_names
+        logger.info("specplug: %s", describe_share(kv_cache_config, layers, self.block_size, self.model))
 
     def set_inputs_first_pass(
         self, target_token_ids: torch.Tensor, next_token_ids: torch.Tensor, *args: Any, **kwargs: Any
@@ -89,7 +80,7 @@ class V1DraftModel(DraftModelProposer):
     @property
     def vocab_size(self) -> int:
         """See `DraftModel`."""
-        return min(self._draft_vocab_size, self._target_vocab_size)
+        return self._num_outputs
 
     def begin(self) -> torch.Tensor:
         """See `DraftModel`."""
@@ -111,31 +102,6 @@ class V1DraftModel(DraftModelProposer):
             token_ids = self.vocab_mapping.map_target_to_draft_ids(token_ids)
         self.input_ids[:num_reqs] = token_ids
         return self._run(self._metadata, mode, padded, across_ranks, self._get_slot_mapping(padded))[:num_reqs]
-
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """See `DraftModel`."""
-        logits = self.model.compute_logits(states)
-        if self.vocab_mapping is not None:
-            return self.vocab_mapping.constrain_draft_logits(logits)
-        return logits[:, : self.vocab_size]
-
-    def logits_of(self, token_ids: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """See `DraftModel`."""
-        rows = VllmTarget(self.model, self._draft_vocab_size).output_embeddings(token_ids).contiguous()
-        processor = getattr(self.model, "logits_processor", None)
-        scale, soft_cap = getattr(processor, "scale", 1.0), getattr(processor, "soft_cap", None)
-
-        def logits(states: torch.Tensor) -> torch.Tensor:
-            found = torch.nn.functional.linear(states, rows)
-            if soft_cap is not None:
-                found = torch.tanh(found / soft_cap) * soft_cap
-            return found if scale == 1.0 else found * scale
-
-        return logits
-
-    def to_target_ids(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """See `DraftModel`."""
-        return token_ids if self.vocab_mapping is None else self.vocab_mapping.map_draft_to_target_ids(token_ids)
 
     # What the bridge calls.
 
@@ -195,6 +161,7 @@ class V1DraftModel(DraftModelProposer):
         metadata.query_start_loc_cpu = torch.arange(num_reqs + 1, dtype=torch.int32)
         if metadata.seq_lens_cpu_upper_bound is not None:  # the runner's own tensor, and one token behind
             metadata.seq_lens_cpu_upper_bound = metadata.seq_lens_cpu_upper_bound + 1
+        versions.forget_lengths_on_host(metadata)
         self._metadata = metadata
 
     def _run(
@@ -234,14 +201,3 @@ def _become_ours(original: Callable[..., None]) -> Callable[..., None]:
             original(self, vllm_config, *args, **kwargs)
 
     return init
-
-
-def _share_of_cache(kv_cache_config: Any, draft_layers: set[str]) -> float:
-    """Which part of a block's bytes holds keys and values of the draft."""
-    sizes = {"draft": 0, "target": 0}
-    for group in kv_cache_config.kv_cache_groups:
-        for name in group.layer_names:
-            by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-            spec = by_layer[name] if by_layer else group.kv_cache_spec
-            sizes["draft" if name in draft_layers else "target"] += spec.page_size_bytes
-    return sizes["draft"] / sum(sizes.values())

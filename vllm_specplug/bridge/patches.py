@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from vllm_specplug.errors import ContractError
 
 #: Where a replacement keeps the original.
 MARK = "__specplug_original__"
-
-
-def missing_parameters(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
-    """Those of `names` that `function` does not take, in order; empty when it takes any keyword."""
-    parameters = inspect.signature(function).parameters
-    return [name for name in names if name not in parameters]
 
 
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:

@@ -41,6 +41,17 @@ def parse_max_drafts(extra_args: Mapping[str, Any] | None) -> int | None:
     return value
 
 
+def limit_of(params: Any) -> int | None:
+    """The limit in a request's SamplingParams, where nobody checked it before: a bad one is no limit.
+
+    `Drafter.note` says so, and drafts nothing.
+    """
+    try:
+        return parse_max_drafts(params.extra_args)
+    except ValueError:
+        return None
+
+
 def install() -> Callable[[], None]:
     """Check the option of every request to an engine that uses one of our proposers.
 

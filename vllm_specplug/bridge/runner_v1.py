@@ -7,47 +7,26 @@ and may hand draft probabilities to the rejection sampler. Unnecessary once vLLM
 
 from __future__ import annotations
 
-import logging
 import time
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from vllm_specplug import control
-from vllm_specplug.bridge import contract, kernel_scan, logs, patches, sampling, seeds
-from vllm_specplug.bridge.config import engine_info, proposer_spec
-from vllm_specplug.bridge.requests import parse_max_drafts
-from vllm_specplug.bridge.target import VllmTarget
+from vllm_specplug.bridge import contract, patches, sampling
+from vllm_specplug.bridge.drafter import Drafter, RequestLimits
 from vllm_specplug.errors import ContractError
-from vllm_specplug.guard import Checked, Guard
-from vllm_specplug.metrics import Counts, counts_for_worker
+from vllm_specplug.guard import Checked
 from vllm_specplug.proposer import DraftBatch
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from vllm_specplug.bridge.draft_model import V1DraftModel
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _RequestLimits:
-    """What does not change while a request runs."""
-
-    max_drafts: int
-    max_total_tokens: int
-    min_total_tokens: int
-    seed: int | None
-    is_structured: bool
-
-
-class V1Drafter:
-    """One proposer in one worker process, driven by vLLM's V1 model runner."""
+class V1Drafter(Drafter):
+    """A drafter driven by vLLM's V1 model runner."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         """
@@ -55,35 +34,14 @@ class V1Drafter:
             ContractError: this vLLM's runner lacks what we rely on.
             ConfigError: the proposer refuses its options.
         """
-        from vllm.distributed.parallel_state import get_tp_group
-
-        logs.join_vllm()
-        contract.require()
-        spec = proposer_spec(vllm_config.speculative_config)
-        assert spec is not None, "vLLM made our drafter for a configuration that is not ours"
-        self._ranks = get_tp_group()
-        self.engine = engine_info(vllm_config, self._ranks.rank_in_group)
-        proposer_class = spec.proposer_class()
-        proposer = proposer_class(spec.parsed_options(), self.engine)
-        self.capabilities = proposer.capabilities
-        # Drafts that are token ids alone count on one rank only: with synchronous scheduling vLLM takes them from the
-        # first. Probabilities are used by the sampler of every rank, and each rank runs its part of a draft model.
-        drafts_everywhere = self.capabilities.gives_probs or self.capabilities.runs_draft_model
-        self._drafts_here = self.engine.tp_rank == 0 or drafts_everywhere
-        self.draft_model: V1DraftModel | None = None
-        self._said_too_long = False
-        # One rank counts for all, or /metrics would show each draft once per rank.
-        counts = counts_for_worker(spec.name) if self.engine.tp_rank == 0 else Counts(spec.name)
-        self.guard = Guard(spec.name, proposer, self.engine, counts)
-        self._limits: dict[str, _RequestLimits] = {}
-        self._num_steps = 0
+        contract.require(contract.V1)
+        super().__init__(vllm_config)
         install()
         sampling.mend(self.engine.device)
 
     def load_model(self, target: torch.nn.Module) -> None:
         """vLLM calls it once the target's weights are there."""
-        self.guard.proposer.load(VllmTarget(target, self.engine.vocab_size))
-        kernel_scan.survive()  # the proposer may have loaded numba
+        self.load(target)
 
     def propose(self, *args: Any, **kwargs: Any) -> Any:
         """What vLLM's unwrapped runner would call; reaching it means that our hook is not in place."""
@@ -91,17 +49,6 @@ class V1Drafter:
             "this model runner does not go through GPUModelRunner.propose_draft_token_ids, so the proposer would never "
             "be asked; run on a platform whose runner derives from vLLM's GPUModelRunner"
         )
-
-    @property
-    def num_tracked_requests(self) -> int:
-        """Requests this drafter keeps state for; 0 once all have ended."""
-        return len(self._limits)
-
-    def forget(self, req_ids: Sequence[str]) -> None:
-        """Drop what is kept of requests that ended or were preempted."""
-        gone = [req_id for req_id in req_ids if self._limits.pop(req_id, None) is not None]
-        if gone:
-            self.guard.forget(gone)
 
     def step(
         self,
@@ -126,10 +73,9 @@ class V1Drafter:
         req_ids = list(input_batch.req_ids)
         num_reqs = len(req_ids)
         self._num_steps += 1
-        limits = [self._limits.get(req_id) or self._note(runner, req_id) for req_id in req_ids]
+        limits = [self._limits.get(req_id) or self._note_of(runner, req_id) for req_id in req_ids]
         num_tokens = input_batch.num_tokens_no_spec[:num_reqs].astype(np.int32)
-        if self.draft_model is not None:
-            self._leave_behind(req_ids, num_tokens, limits, self.draft_model.max_model_len)
+        self.leave_behind(req_ids, num_tokens, limits)
         num_new_tokens = np.fromiter(map(len, sampled_token_ids), np.int32, num_reqs)
         max_drafts, num_withheld = control.max_drafts(
             num_tokens,
@@ -141,7 +87,7 @@ class V1Drafter:
         )
         if num_withheld:
             self.guard.counts.add("withheld", num_withheld)
-        if not self._drafts_here:
+        if not self._drafts_here:  # with synchronous scheduling vLLM takes token ids from the first rank
             return Checked([[] for _ in req_ids], None)
         token_ids = input_batch.token_ids_cpu[:num_reqs]
         token_ids.flags.writeable = False  # of this view: a proposer must not write into vLLM's buffer
@@ -157,99 +103,14 @@ class V1Drafter:
             # Copies: what a proposer writes must not reach the sampler.
             temperatures=None if sampling_metadata.all_greedy else sampling_metadata.temperature[:num_reqs].clone(),
             hidden_states=hidden_states,
-            **self._generators(limits, num_tokens, max_drafts),
+            **self.generators(limits, [(int(count),) for count in num_tokens], set(np.flatnonzero(max_drafts))),
         )
         checked = self.guard.propose(batch, {row for row, limit in enumerate(limits) if limit.is_structured})
-        return self._agree(checked) if self.capabilities.gives_probs and self.engine.tp_size > 1 else checked
+        return self.agree(checked)
 
-    def _note(self, runner: Any, req_id: str) -> _RequestLimits:
+    def _note_of(self, runner: Any, req_id: str) -> RequestLimits:
         request = runner.requests[req_id]
-        params = request.sampling_params
-        # Some callers reach the engine without the front-end's check; a bad value must not end the engine.
-        try:
-            asked = parse_max_drafts(params.extra_args)
-        except ValueError as error:
-            logger.warning("request %s: %s; it is served without speculation", req_id, error)
-            asked = 0
-        most = self.engine.num_speculative_tokens
-        total = self.engine.max_model_len
-        if params.max_tokens is not None:
-            total = min(total, request.num_prompt_tokens + params.max_tokens)
-        if self.draft_model is not None and total > self.draft_model.max_model_len:
-            total = self.draft_model.max_model_len
-        noted = _RequestLimits(
-            max_drafts=most if asked is None else min(asked, most),
-            max_total_tokens=total,
-            min_total_tokens=request.num_prompt_tokens + params.min_tokens if params.min_tokens else 0,
-            seed=params.seed,
-            is_structured=params.structured_outputs is not None,
-        )
-        self._limits[req_id] = noted
-        return noted
-
-    def _leave_behind(
-        self, req_ids: Sequence[str], num_tokens: np.ndarray, limits: list[_RequestLimits], draft_max_len: int
-    ) -> None:
-        """Stop drafting for requests that have become longer than the draft model may be; count each once."""
-        for row in np.flatnonzero(num_tokens >= draft_max_len):
-            if not limits[row].max_drafts:
-                continue
-            self._limits[req_ids[row]] = limits[row] = replace(limits[row], max_drafts=0)
-            self.guard.counts.add("withheld")
-            if not self._said_too_long:
-                self._said_too_long = True
-                logger.warning(
-                    "request %s is longer than the draft model may be (%d tokens) and goes on without drafts "
-                    "(counted in specplug_drafts_withheld_total, said once)",
-                    req_ids[row],
-                    draft_max_len,
-                )
-
-    def _generators(
-        self, limits: Sequence[_RequestLimits], num_tokens: np.ndarray, max_drafts: np.ndarray
-    ) -> dict[str, Any]:
-        if not self.capabilities.gives_probs:
-            return {}
-        device = self.engine.device
-        return {
-            "generator": seeds.seeded(device, "step", self.engine.seed, self._num_steps),
-            "generators": {
-                row: seeds.seeded(device, "request", limit.seed, int(num_tokens[row]))
-                for row, limit in enumerate(limits)
-                if limit.seed is not None and max_drafts[row]
-            },
-        }
-
-    def _agree(self, checked: Checked) -> Checked:
-        """Use draft probabilities only where every tensor-parallel rank has the same ones.
-
-        Each rank runs the rejection sampler; on different q they would emit different tokens and part for good. A rank
-        whose proposer failed has none. One-hot drafts are exact whatever their origin, so on any difference all ranks
-        go on without q.
-        """
-        mine = 0
-        if checked.probs is not None:
-            mine = _checksum(checked.token_ids, checked.probs)
-        bounds = torch.tensor([mine, -mine])
-        torch.distributed.all_reduce(bounds, torch.distributed.ReduceOp.MAX, group=self._ranks.cpu_group)
-        if int(bounds[0]) == -int(bounds[1]):
-            return checked
-        self.guard.counts.add("dropped_ranks_differ")
-        return Checked(checked.token_ids, None)
-
-
-def _checksum(token_ids: Sequence[Sequence[int]], probs: torch.Tensor) -> int:
-    """A number above 0 that differs when any drafted token, or any bit of its distribution, does.
-
-    Args:
-        token_ids: drafts of each request.
-        probs: [num_reqs, width, vocab_size] float32; columns without a draft do not count.
-    """
-    places = [(row, column) for row, tokens in enumerate(token_ids) for column in range(len(tokens))]
-    kept = probs[torch.tensor(places, device=probs.device).T.unbind()].contiguous()
-    bits = kept.view(torch.int32).flatten().long()
-    weights = torch.arange(1, 2 * len(bits), 2, device=bits.device)  # odd, so that no bit falls out of the wrapping sum
-    return zlib.crc32(f"{int((bits * weights).sum())} {token_ids}".encode()) + 1
+        return self.note(req_id, request.sampling_params, request.num_prompt_tokens)
 
 
 def _last_accepted(

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm_specplug.bridge import patches
+from vllm_specplug.bridge import patches, versions
 
 if TYPE_CHECKING:
     import torch
@@ -66,9 +66,11 @@ def probe(device: str) -> SamplingState:
     """Ask the installed functions, on the device they will run on, questions with known answers."""
     from vllm.v1.sample import rejection_sampler
 
+    if device == "cpu":
+        versions.finish_cpu_kernels()
     return SamplingState(
         _expands_right(patches.original(rejection_sampler.expand_batch_to_tokens), device),
-        _refuses_placeholders(patches.original(rejection_sampler._rejection_random_sample), device),
+        _refuses_placeholders(versions.unpatched_random_rejection(), device),
         _passes_steps_without_drafts(device),
     )
 
@@ -81,8 +83,7 @@ def probe_installed() -> tuple[str, SamplingState]:
     """
     from vllm.platforms import current_platform
 
-    current_platform.import_kernels()
-    current_platform.register_triton_kernel_overrides()
+    versions.install_platform_kernels()
     return current_platform.device_type, probe(current_platform.device_type)
 
 
@@ -97,12 +98,17 @@ def mend(device: str) -> SamplingState:
     state = probe(device)
     if state.is_right:
         return state
-    names = ("expand_batch_to_tokens", "_rejection_random_sample", "apply_sampling_constraints")
-    already = any(patches.is_wrapped(rejection_sampler, name) for name in names)
+    rejection = versions.random_rejection()
+    places = (
+        (rejection_sampler, "expand_batch_to_tokens"),
+        rejection,
+        (rejection_sampler, "apply_sampling_constraints"),
+    )
+    already = any(patches.is_wrapped(*place) for place in places)
     if not state.expand_is_right:
         patches.wrap(rejection_sampler, "expand_batch_to_tokens", lambda original: expand_batch_to_tokens)
     if not state.placeholders_are_refused:
-        patches.wrap(rejection_sampler, "_rejection_random_sample", RefusePlaceholders)
+        patches.wrap(*rejection, RefusePlaceholders)
     if not state.steps_without_drafts_pass:
         patches.wrap(rejection_sampler, "apply_sampling_constraints", _pass_steps_without_drafts)
     if not already:

@@ -228,9 +228,7 @@ def measure_within(
     return results
 
 
-def block_of(
-    raw: Mapping[str, Any], prompts: Sequence[Prompt], pass_index: int, level: str | None = None
-) -> Block:
+def block_of(raw: Mapping[str, Any], prompts: Sequence[Prompt], pass_index: int, level: str | None = None) -> Block:
     """What `worker.Worker.generate` answered, of these prompts; `level` where it was under load."""
     answers = tuple(
         Answer(

@@ -13,7 +13,8 @@ const compare = (one, other) =>
     ? one.number - other.number
     : one.text.localeCompare(other.text, "en", { numeric: true });
 
-for (const table of document.querySelectorAll("table:has(> thead)")) {
+for (const table of document.querySelectorAll("table")) {
+  if (table.tHead === null) continue;
   const heads = [...table.tHead.rows[0].cells];
   const body = table.tBodies[0];
   const hint = document.createElement("span");
