@@ -50,7 +50,8 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*")
 class Autoscaling(Settings):
     """Between how many replicas an arm may have, and when it gets more."""
 
-    min_replicas: int = Field(default=1, ge=0)
+    min_replicas: int = Field(default=1, ge=1)
+    """Not 0: to Serve the router's health checks are requests, so an arm would never get there."""
     max_replicas: int = Field(ge=1)
     target_ongoing_requests: float = Field(default=8.0, gt=0)
     """Requests under way per replica that Serve aims at. Ray's own default for models, 1e9, never adds a replica."""

@@ -139,8 +139,11 @@ def _event(fields: dict[str, Any]) -> str:
     return f"data: {json.dumps(fields, separators=(',', ':'))}\n\n"
 
 
-def _whole(body: Any, num_words: int, is_chat: bool) -> dict[str, Any]:
+def _whole(body: Any, num_words: int, is_chat: bool) -> Any:
+    from ray.serve.llm.openai_api_models import ChatCompletionResponse, CompletionResponse
+
     text = " ".join(f"w{step}" for step in range(num_words))
     choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
     choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
-    return _head(body, is_chat) | {"choices": [choice], "usage": _usage(num_words), "system_fingerprint": FINGERPRINT}
+    fields = _head(body, is_chat) | {"choices": [choice], "usage": _usage(num_words), "system_fingerprint": FINGERPRINT}
+    return (ChatCompletionResponse if is_chat else CompletionResponse).model_validate(fields)

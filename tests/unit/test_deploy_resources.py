@@ -77,7 +77,7 @@ def test_what_can_never_fit_is_named_with_what_there_is(arms: list[Wanted], clus
         ([wanted("a"), wanted("b")], [TWO_CPUS]),
         ([wanted(tensor_parallel_size=8, num_gpus=8, accelerator_type="H100")], [TWO_CPUS, H100]),
         ([wanted(num_gpus=0.5), wanted("b", num_gpus=0.5)], [H100]),
-        ([wanted(autoscaling={"min_replicas": 0, "max_replicas": 50})], [TWO_CPUS]),
+        ([wanted(autoscaling={"min_replicas": 1, "max_replicas": 50})], [TWO_CPUS]),
     ],
 )
 def test_what_may_fit_is_left_to_ray(arms: list[Wanted], cluster: list[Machine]) -> None:
