@@ -23,6 +23,8 @@ from vllm_specplug.compare.vllm_bench_report import bench_report, parse_bench_ar
 from vllm_specplug.errors import CompareError
 
 NUM_REQUESTS = 8
+#: What vLLM 0.32 wrote of 12 requests to a server of SmolLM2-135M, 2 at once; but for the tokenizer's path as it was.
+REAL = Path(__file__).with_name("vllm_bench_0_32.json")
 
 
 def bench_file(factor: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -320,3 +322,17 @@ def test_text_of_a_file_is_escaped(tmp_path: Path) -> None:
     report = report_of(tmp_path, evil, copy.deepcopy(evil))
     assert "<script>alert" not in render_page(report)
     assert "<script>" not in render_markdown(report).split("<details>")[0]
+
+
+def test_real_file_gives_the_numbers_that_the_bench_computed_itself() -> None:
+    said = json.loads(REAL.read_text())
+    report = bench_report(parse_bench_arms([f"plain={REAL}", f"again={REAL}"]))
+    validate(report)
+    overall = report["results"]["plain"]["overall"]
+    assert (overall["requests"], overall["failed"], overall["output_tokens"]) == (12, 0, said["total_output_tokens"])
+    assert overall["throughput_tokens_per_s"] == pytest.approx(said["output_throughput"])
+    for ours, theirs in (("p50", "median"), ("p99", "p99")):
+        for key in ("ttft_ms", "tpot_ms"):
+            assert overall[key][ours] == pytest.approx(said[f"{theirs}_{key}"])
+    assert overall["num_drafts"] is None
+    assert sentences(report) == ["No recommendation: plain was compared with itself alone."]

@@ -78,7 +78,7 @@ def test_what_is_wrong_with_an_arm_is_said_in_one_line(arm: Any, text: str) -> N
         ({"model": "m--a"}, "'m--a' cannot be the name of a model"),
         ({"engine": "sglang"}, "file: engine is 'sglang': Input should be 'ray' or 'vllm'"),
         ({"modle": "m"}, "file: unknown key 'modle'; there are arms, engine, engine_args, "),
-        ({"http": {"prot": 1}}, "file: http: unknown key 'prot'; there are host, port. Did you mean 'port'?"),
+        ({"http": {"prot": 1}}, "file: http: unknown key 'prot'; there are host, location, port. Did you mean 'port'?"),
         ({"http": {"port": 65536}}, "file: http.port is 65536: Input should be less than or equal to 65535"),
         ({"router": {"sed": 1}}, "file: router: unknown key 'sed'; there are "),
         ({"router": {"shadow": {"arm": "b", "share": 0.1}}}, "router.shadow.arm is 'b'; expected one of a"),
