@@ -61,7 +61,7 @@ def test_wheel_holds_the_three_packages_and_their_data():
     package = ROOT / "vllm_specplug"
     data = [path for pattern in setuptools["package-data"]["vllm_specplug"] for path in package.glob(pattern)]
     assert any(path.match("compare/prompts/*.jsonl") for path in data)
-    assert setuptools["package-data"]["deploy"] == ["*.yaml"]
+    assert setuptools["package-data"]["deploy"] == ["*.json", "*.yaml"]
 
 
 def test_version_is_said_once_more_in_the_package():
