@@ -11,12 +11,13 @@ import processes
 import pytest
 from deployments import STUB, running, wait_for_line
 
+pytestmark = pytest.mark.slow  # a Ray cluster for nearly every test: minutes
+
 
 def stub(**env: str) -> dict[str, object]:
     return {"env": {**STUB["env"], **env}}
 
 
-@pytest.mark.slow
 def test_engine_that_cannot_start_ends_the_command_with_its_reason(tmp_path: Path) -> None:
     staging = {"model": "tiny", "source": "/none", "arms": {"a": stub(), "b": stub(STUB_FAILS="no such weights")}}
     with running(staging, tmp_path) as run:
@@ -30,7 +31,6 @@ def test_engine_that_cannot_start_ends_the_command_with_its_reason(tmp_path: Pat
         assert not [name for pid, name in family.items() if processes.is_alive(pid)]
 
 
-@pytest.mark.slow
 def test_start_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     arms = {"a": stub(STUB_START_S="600")}
     with running({"model": "tiny", "source": "/none", "arms": arms, "start_timeout_s": 60}, tmp_path) as run:

@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 
 import processes
+import pytest
 from deployments import STUB, running, wait_for_line
+
+pytestmark = pytest.mark.slow  # a Ray cluster for nearly every test: minutes
 
 
 def test_bundle_that_fits_no_machine_is_refused_at_once(tmp_path: Path) -> None:

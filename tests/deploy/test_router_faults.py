@@ -30,6 +30,8 @@ from router_cluster import (
     wait_for,
 )
 
+pytestmark = pytest.mark.slow  # a Ray cluster for nearly every test: minutes
+
 STEP_S = 0.05
 LIMITS = {
     "first_byte_timeout_s": 2.0,

@@ -22,6 +22,8 @@ from vllm_specplug import metrics
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from models import tiny_llama
 
+pytestmark = pytest.mark.slow  # a Ray cluster for nearly every test: minutes
+
 ENGINE_ARGS = {
     "dtype": "float32",
     "max_model_len": 256,
@@ -115,7 +117,6 @@ def test_file_that_is_wrong_changes_nothing(run: Run, url: str) -> None:
     assert chat(url, "tiny", max_tokens=1)["model"] == "tiny--baseline"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [ENGINE, "VLLM::Worker"])
 def test_dead_engine_is_noticed_when_idle_and_replaced(run: Run, url: str, name: str) -> None:
     before = replica(run, "lookup")
@@ -126,7 +127,6 @@ def test_dead_engine_is_noticed_when_idle_and_replaced(run: Run, url: str, name:
     wait_for_replacement(run, url, before)
 
 
-@pytest.mark.slow
 def test_killed_replica_takes_its_engine_with_it_and_is_replaced(run: Run, url: str) -> None:
     before = replica(run, "lookup")
     engines = processes.family(before)
@@ -136,7 +136,6 @@ def test_killed_replica_takes_its_engine_with_it_and_is_replaced(run: Run, url: 
     wait_for_replacement(run, url, before)
 
 
-@pytest.mark.slow
 def test_replica_killed_while_its_engine_starts_takes_that_with_it(run: Run, url: str) -> None:
     before = replica(run, "lookup")
     os.kill(before, signal.SIGKILL)
@@ -152,7 +151,6 @@ def test_replica_killed_while_its_engine_starts_takes_that_with_it(run: Run, url
     wait_for_replacement(run, url, again)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_arms_that_start_at_once_ten_times_over_share_no_port(run: Run, url: str) -> None:
     for _ in range(10):
