@@ -89,6 +89,7 @@ def test_so_many_requests_are_in_flight_and_never_more_v1(report: dict[str, Any]
     assert together > 3 * alone
 
 
+@pytest.mark.slow  # measures time: needs a quiet machine
 def test_sleeping_arm_is_found_slower_under_each_load_v1(report: dict[str, Any]) -> None:
     for level in report["load"]["levels"]:
         found = {entry["arm"]: entry for entry in level["comparisons"]}
