@@ -34,8 +34,6 @@ from router_cluster import settings_of as base_settings
 from scipy.stats import binom, binomtest
 from stub_arm import FINGERPRINT
 
-pytestmark = pytest.mark.slow  # thousands of requests: minutes
-
 STEP_S = 0.02
 WEIGHTS = {"a": 3.0, "b": 1.0, "c": 0.0}
 SECRET_TEXT = "a prompt that nobody logs"
