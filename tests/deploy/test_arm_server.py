@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.serve.llm import LLMConfig
 
 from deploy.server import ArmServer
 from vllm_specplug.errors import DeployError
 from vllm_specplug.options import ProposerSpec
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_ray_behind() -> Iterator[None]:
+    """Ray starts by itself when something asks for a cluster, and then refuses to be started on purpose."""
+    yield
+    if ray.is_initialized():
+        ray.shutdown()
+
 
 LOOKUP = {"method": "specplug:prompt_lookup", "num_speculative_tokens": 4}
 
