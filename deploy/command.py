@@ -12,6 +12,7 @@ import yaml
 from deploy.rendering import serve_config
 from deploy.staging import load_staging
 from vllm_specplug import __version__
+from vllm_specplug.commands import add_command
 from vllm_specplug.errors import DeployError, SpecplugError
 
 _PROGRAM = "python -m deploy"
@@ -81,16 +82,8 @@ def _add(
     text: str,
     example: str,
 ) -> argparse.ArgumentParser:
-    command = commands.add_parser(
-        name,
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    command = add_command(commands, name, run, text, example)
     command.add_argument("staging", metavar="FILE", help="the staging file")
-    command.set_defaults(run=run)
     return command
 
 

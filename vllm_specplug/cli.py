@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vllm_specplug import __version__
+from vllm_specplug.commands import add_command
 from vllm_specplug.errors import SpecplugError
 
 _SERVE_HELP = """\
@@ -48,10 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"vllm-specplug {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    command = _add(commands, "list", _list, "proposers found, where from, capabilities, options", "specplug list")
+    command = add_command(
+        commands, "list", _list, "proposers found, where from, capabilities, options", "specplug list"
+    )
     command.add_argument("--json", action="store_true", help="print JSON")
 
-    command = _add(
+    command = add_command(
         commands,
         "doctor",
         _doctor,
@@ -72,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=lambda parsed: _serve([]))
 
-    command = _add(
+    command = add_command(
         commands,
         "demo",
         _demo,
@@ -83,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo.add_arguments(command)
 
-    command = _add(
+    command = add_command(
         commands,
         "compare",
         _compare,
@@ -95,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
     compare.add_arguments(command)
 
-    command = _add(
+    command = add_command(
         commands,
         "report",
         _report,
@@ -107,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 
     report_command.add_arguments(command)
 
-    command = _add(
+    command = add_command(
         commands,
         "convert-medusa",
         _convert_medusa,
@@ -118,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
     convert.add_arguments(command)
 
-    command = _add(
+    command = add_command(
         commands,
         "train-medusa",
         _train_medusa,
@@ -129,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 
     medusa.add_arguments(command)
 
-    command = _add(
+    command = add_command(
         commands,
         "distill-draft",
         _distill_draft,
@@ -140,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
 
     distill.add_arguments(command)
 
-    command = _add(
+    command = add_command(
         commands,
         "plan",
         _plan,
@@ -153,25 +156,6 @@ def _parser() -> argparse.ArgumentParser:
 
     plan.add_arguments(command)
     return parser
-
-
-def _add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    text: str,
-    example: str,
-) -> argparse.ArgumentParser:
-    command = commands.add_parser(
-        name,
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    command.set_defaults(run=run)
-    return command
 
 
 def _list(parsed: argparse.Namespace) -> int:

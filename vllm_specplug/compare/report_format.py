@@ -248,18 +248,27 @@ def check_writable(path: str | Path) -> None:
         raise CompareError(f"cannot write {target}: {error.strerror or error}; name another file") from error
 
 
+def read_json(path: str | Path) -> Any:
+    """What a report's file holds, of whatever schema; not checked.
+
+    Raises:
+        CompareError: it cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CompareError(f"cannot read the report {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CompareError(f"cannot read the report {path}: not JSON ({error})") from error
+
+
 def read_report(path: str | Path) -> dict[str, Any]:
     """Read and check a report.
 
     Raises:
         CompareError: it cannot be read or is not of this schema.
     """
-    try:
-        report = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CompareError(f"cannot read the report {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise CompareError(f"cannot read the report {path}: not JSON ({error})") from error
+    report = read_json(path)
     validate(report)
     assert isinstance(report, dict)
     return report

@@ -25,7 +25,7 @@ from vllm_specplug.compare.json_checks import (
     is_text,
     or_null,
 )
-from vllm_specplug.compare.report_format import VERDICTS, write_text
+from vllm_specplug.compare.report_format import VERDICTS, read_json, write_text
 from vllm_specplug.errors import CompareError
 
 SCHEMA = "specplug.staging-report/1"
@@ -123,12 +123,7 @@ def read_staging(path: str | Path) -> dict[str, Any]:
     Raises:
         CompareError: it cannot be read or is not of this schema, naming the file.
     """
-    try:
-        report = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CompareError(f"cannot read the report {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise CompareError(f"cannot read the report {path}: not JSON ({error})") from error
+    report = read_json(path)
     try:
         validate_staging(report)
     except CompareError as error:
