@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -10,9 +11,27 @@ from pathlib import Path
 from typing import Any
 
 
+def check_ordinary(path: Path) -> None:
+    """Refuse a path at which something stands that is neither a file nor a folder.
+
+    Raises:
+        OSError: saying what to do.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket; name a file")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it becomes `path` when the block ends, and is removed when the block fails."""
+    """A temporary path to write to; it becomes `path` when the block ends, and is removed when the block fails.
+
+    A symbolic link stays one: the file that it leads to is replaced.
+
+    Raises:
+        OSError: as writing does; also where `path` is a device, a pipe or a socket, which renaming would replace.
+    """
+    check_ordinary(path)
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
     try:

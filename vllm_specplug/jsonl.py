@@ -41,6 +41,8 @@ def objects(text: str, file: Path, error: type[SpecplugError], expected: str) ->
             row = json.loads(line)
         except json.JSONDecodeError as cause:
             raise error(f"{where}: not JSON ({cause.msg} at column {cause.colno}); expected one object") from cause
+        except (ValueError, RecursionError) as cause:  # an integer of thousands of digits, or nested too deep
+            raise error(f"{where}: not JSON that can be read ({cause}); expected one object") from cause
         if not isinstance(row, dict):
             raise error(f"{where}: expected {expected}, found {type(row).__name__}")
         yield number, row

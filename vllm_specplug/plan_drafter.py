@@ -110,7 +110,7 @@ def read_drafters(
     try:
         report = read_report(path)
     except CompareError as error:
-        raise ConfigError(f"--report {path}: {error}; give a file that `specplug compare --out` wrote") from error
+        raise ConfigError(f"--report {error}; give a file that `specplug compare --out` wrote") from error
     configs = {arm["name"]: arm["speculative_config"] for arm in report["arms"]}
     for name in arms:
         if name not in configs:

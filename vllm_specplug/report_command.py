@@ -111,7 +111,7 @@ def read_shown(path: str) -> dict[str, Any]:
     try:
         report = read_report(path)
     except CompareError as error:
-        raise CompareError(f"{path}: {error}; {remedy}") from error
+        raise CompareError(f"{error}; {remedy}") from error
     for key, inner in _SHOWN.items():
         if key not in report:
             raise CompareError(f"{path}: {key} is missing, which is needed to show it; {remedy}")

@@ -178,8 +178,8 @@ def test_page_over_time_escapes_every_text(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot read the report {file}: No such file or directory"),
-        ("{", "cannot read the report {file}: not JSON ("),
+        (None, "{file}: the report cannot be read: No such file or directory"),
+        ("{", "{file}: not JSON ("),
         ([], "{file}: report is [], expected an object; give a file that `specplug compare --out` wrote"),
         ({"schema": "specplug.plan/1"}, "{file}: schema is 'specplug.plan/1', expected 'specplug.compare/1'; give"),
         ({}, "{file}: schema is missing; expected 'specplug.compare/1'; give a file"),

@@ -70,7 +70,7 @@ class Http:
         text = self.ask(method, url, body)
         try:
             found = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EndpointError("malformed", f"{url} answered no JSON: {self._shown(text)}") from error
         if not isinstance(found, dict):
             raise EndpointError("malformed", f"{url} answered no JSON object: {self._shown(text)}")

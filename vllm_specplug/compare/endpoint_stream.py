@@ -62,7 +62,7 @@ def read_answer(events: Iterable[tuple[float, str]], start: float, steps_known: 
 def _object(data: str) -> Mapping[str, Any]:
     try:
         chunk = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EndpointError("malformed", f"a chunk is no JSON: {data[:100]!r}") from error
     if not isinstance(chunk, dict):
         raise EndpointError("malformed", f"a chunk is no object: {data[:100]!r}")

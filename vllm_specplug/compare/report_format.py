@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from vllm_specplug.atomic import replacing
+from vllm_specplug import strict_json
+from vllm_specplug.atomic import check_ordinary, replacing
 from vllm_specplug.compare.json_checks import (
     Fields,
     check_fields,
@@ -227,8 +228,8 @@ def write_text(text: str, path: str | Path) -> None:
     try:
         with replacing(target) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CompareError(f"cannot write {target}: {error.strerror or error}") from error
+    except (OSError, UnicodeEncodeError) as error:
+        raise CompareError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def check_writable(path: str | Path) -> None:
@@ -242,6 +243,7 @@ def check_writable(path: str | Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             raise IsADirectoryError(0, "it is a folder")
+        check_ordinary(target)
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
             pass
     except OSError as error:
@@ -252,23 +254,26 @@ def read_json(path: str | Path) -> Any:
     """What a report's file holds, of whatever schema; not checked.
 
     Raises:
-        CompareError: it cannot be read, or is not JSON.
+        CompareError: it cannot be read, or is not JSON; naming the file.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return strict_json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise CompareError(f"cannot read the report {path}: {error.strerror or error}") from error
+        raise CompareError(f"{path}: the report cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise CompareError(f"cannot read the report {path}: not JSON ({error})") from error
+        raise CompareError(f"{path}: not JSON ({error}), or cut short") from error
 
 
 def read_report(path: str | Path) -> dict[str, Any]:
     """Read and check a report.
 
     Raises:
-        CompareError: it cannot be read or is not of this schema.
+        CompareError: it cannot be read or is not of this schema; naming the file.
     """
     report = read_json(path)
-    validate(report)
+    try:
+        validate(report)
+    except CompareError as error:
+        raise CompareError(f"{path}: {error}") from error
     assert isinstance(report, dict)
     return report

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vllm_specplug import strict_json
 from vllm_specplug.compare.json_checks import (
     Fields,
     check_fields,
@@ -100,7 +101,7 @@ def validate_staging(report: Any) -> None:
 def schema_of(path: str | Path) -> str | None:
     """What a JSON file says it is; None where it says nothing or cannot be read."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = strict_json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     schema = found.get("schema") if isinstance(found, dict) else None

@@ -74,7 +74,7 @@ def read_bench_result(path: str | Path) -> BenchResult:
         raise CompareError(f"cannot read {path}: {error.strerror or error}") from error
     try:
         row = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         several = ", or hold several results (--append-result)" if "Extra data" in str(error) else ""
         raise CompareError(f"{path} is not one JSON object ({error}); it may be cut short{several}") from error
     if not isinstance(row, dict):
