@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.arm_meters import ArmMeters
 from vllm_specplug import plugin
-from vllm_specplug.compare.engine import last_error_line, one_line
+from vllm_specplug.error_lines import last_error_line, one_line
 from vllm_specplug.errors import DeployError
 
 _POLL_S = 0.5

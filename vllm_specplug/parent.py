@@ -1,15 +1,17 @@
-"""Processes of vLLM that end with the process that started them.
+"""Processes that end with the process that started them.
 
-A killed parent cannot end its children: vLLM's engine process goes on waiting for requests that nobody can send, with
-its memory and its GPU. Where SPECPLUG_END_WITH_PARENT is 1, as deployments on Ray set it, each such process watches its
-parent. vLLM's own worker processes watch the engine process themselves.
+A killed parent cannot end its children: an engine goes on waiting for requests that nobody can send, with its memory
+and its GPU. Children of our own ask the kernel to be ended. vLLM's engine processes watch their parent where
+SPECPLUG_END_WITH_PARENT is 1, as deployments on Ray set it; vLLM's workers watch the engine process themselves.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -17,6 +19,13 @@ from multiprocessing.process import BaseProcess
 VARIABLE = "SPECPLUG_END_WITH_PARENT"
 
 _THREAD = "specplug-end-with-parent"
+
+
+def end_with_parent() -> None:
+    """A killed parent cannot end us, so ask the kernel to (Linux; elsewhere the closed pipe does after the request)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def end_with_parent_if_asked() -> None:

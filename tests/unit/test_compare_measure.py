@@ -12,13 +12,14 @@ import pytest
 from vllm_specplug.compare import engine as engine_module
 from vllm_specplug.compare import lossless
 from vllm_specplug.compare.arms import Arm
-from vllm_specplug.compare.engine import EngineProcess, last_error_line, running
+from vllm_specplug.compare.engine import EngineProcess, running
 from vllm_specplug.compare.measure import MAX_WARM_UP_ROUNDS, Answer, Block, measure, measure_within, warm_up
 from vllm_specplug.compare.prompt import Prompt
 from vllm_specplug.compare.settings import CompareSettings
 from vllm_specplug.compare.start import engine_arguments
 from vllm_specplug.compare.worker import _gained
 from vllm_specplug.compare.workload import Workload
+from vllm_specplug.error_lines import last_error_line
 from vllm_specplug.errors import CompareError
 
 

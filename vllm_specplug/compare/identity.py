@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vllm_specplug.compare import provenance
+from vllm_specplug import provenance
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.workload import Workload
 

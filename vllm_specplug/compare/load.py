@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from vllm_specplug.compare.levels import UNITS, Level, LoadPlan, Schedule, schedule
-from vllm_specplug.compare.measure import Block, Engine, Progress, Record, block_of
+from vllm_specplug.compare.measure import Block, Engine, Record, block_of
 from vllm_specplug.compare.prompt import Prompt
+from vllm_specplug.progress import Progress
 
 WARM_UP_TOKENS = 16
 OPEN_WARM_UP_REQUESTS = 8

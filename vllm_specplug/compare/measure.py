@@ -7,11 +7,12 @@ All engines are alive, one works at a time. For each block of prompts the arms r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vllm_specplug.compare.prompt import Prompt
+from vllm_specplug.progress import Progress
 
 MAX_WARM_UP_ROUNDS = 6
 SETTLED = 0.9
@@ -118,10 +119,6 @@ class Record(Protocol):
     ) -> Block | None: ...
 
     def add(self, arm: str, block: Block) -> None: ...
-
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total); done and total count blocks over all arms and passes."""
 
 
 def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> int:

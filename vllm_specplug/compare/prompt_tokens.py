@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 
-from vllm_specplug.compare.measure import Engine, Progress
+from vllm_specplug.compare.measure import Engine
 from vllm_specplug.compare.prompt import Message, Prompt
 from vllm_specplug.errors import CompareError
+from vllm_specplug.progress import Progress
 
 NUM_CHECKED = 4
 """Prompts that `check_same_tokens` looks at: the shortest and the longest ones."""

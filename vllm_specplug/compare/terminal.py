@@ -1,29 +1,22 @@
-"""A report as tables in a terminal, and the progress of a run."""
+"""A report as tables in a terminal."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 
 from vllm_specplug.compare.cells import number, percent, ratio_text
 from vllm_specplug.compare.extra_columns import extra_cells, extra_headings
 from vllm_specplug.compare.load_show import LoadTable, load_tables
-from vllm_specplug.compare.measure import Progress
 from vllm_specplug.compare.notes import notes
 from vllm_specplug.compare.power import MAX_PROMPTS, check_effect, prompts_needed
 from vllm_specplug.compare.sentences import sentences
 
-PLAIN_LINE_EVERY_S = 10.0
 PLAIN_WIDTH = 120
 """Columns of tables that go into a file."""
 _HEADINGS = ("ratio (95 %)", "verdict", "tok/s", "tok/fwd", "acc.len", "acc.rate")
@@ -139,56 +132,3 @@ def _needed(comparison: Mapping[str, Any], effect: float, level: float, num_stra
         return "unknown"
     needed = prompts_needed(spread, effect, level=level, num_strata=num_strata)
     return f"over {MAX_PROMPTS:,}" if needed is None else f"{needed:,}"
-
-
-@contextlib.contextmanager
-def show_progress() -> Iterator[Progress]:
-    """A bar with the time left on a terminal, else one plain line every 10 s; on stderr either way."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield PlainProgress(sys.stderr)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def report(what: str, done: int, total: int) -> None:
-            if total and bar.tasks[0].total is None:
-                # The time left is that of the measurement, not of the start, nor of what was measured before.
-                bar.reset(task, total=total, completed=done)
-            bar.update(task, description=escape(what), completed=done, total=total or None)
-
-        yield report
-
-
-class PlainProgress:
-    """Progress for logs: a line at most every 10 s, with the time left once it can be told."""
-
-    def __init__(self, file: TextIO, every_s: float = PLAIN_LINE_EVERY_S) -> None:
-        self._file = file
-        self._every_s = every_s
-        self._last_s = float("-inf")
-        self._start_s: float | None = None
-        self._done_before = 0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if total and self._start_s is None:
-            self._start_s, self._done_before = now, done  # a run that goes on has done some before
-        if now - self._last_s < self._every_s and done < max(total, 1):
-            return
-        self._last_s = now
-        if not total:
-            print(what, file=self._file, flush=True)
-            return
-        left = ""
-        if self._start_s is not None and done > self._done_before:
-            left = f", {(now - self._start_s) / (done - self._done_before) * (total - done):.0f} s left"
-        print(f"{done}/{total} {what}{left}", file=self._file, flush=True)

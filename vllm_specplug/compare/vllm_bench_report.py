@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vllm_specplug.compare import provenance
+from vllm_specplug import provenance
 from vllm_specplug.compare.asked import NOTHING_MORE, Asked
 from vllm_specplug.compare.cost import cost_per_million_tokens
 from vllm_specplug.compare.goodput import Slo

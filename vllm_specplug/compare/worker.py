@@ -7,11 +7,9 @@ public API is used.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from vllm_specplug import metrics
 from vllm_specplug.chat import chat_tokens
 from vllm_specplug.compare.pacing import Given, drive
 from vllm_specplug.errors import CompareError
+from vllm_specplug.parent import end_with_parent
 
 TOP_LOGPROBS = 20
 """vLLM's default upper limit; two tokens that nearly tie at the top are always among them."""
@@ -195,13 +194,6 @@ def _gained(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict
         else value - before[key]
         for key, value in after.items()
     }
-
-
-def end_with_parent() -> None:
-    """A killed parent cannot end us, so ask the kernel to (Linux; elsewhere the closed pipe does after the request)."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from vllm_specplug.atomic import save_tensors
 from vllm_specplug.chat import as_user_messages
-from vllm_specplug.compare.worker import end_with_parent
 from vllm_specplug.errors import ModelError
+from vllm_specplug.parent import end_with_parent
 from vllm_specplug.train.record import CONTEXTS, JOURNAL, HiddenStateRecorder, read_contexts, row_type
 
 #: Answers must be recorded nearly whole: a request that was preempted may lose a row.

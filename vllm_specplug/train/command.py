@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from vllm_specplug.compare.terminal import show_progress
 from vllm_specplug.errors import ConfigError
+from vllm_specplug.progress import show_progress
 from vllm_specplug.train.answers import AnswerSettings, Collected, collect, named
 from vllm_specplug.train.prompts import load_prompts, make_prompts
 
@@ -160,8 +160,8 @@ def provenance_of(
     """How something was made, to be stored with it: no secrets, and no paths of this machine."""
     import torch
 
+    from vllm_specplug import provenance
     from vllm_specplug.bridge.contract import installed_version
-    from vllm_specplug.compare import provenance
 
     commit, changed = provenance.commit()
     return {

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_specplug import theory
-from vllm_specplug.compare.terminal import show_progress
 from vllm_specplug.errors import ConfigError, ModelError
+from vllm_specplug.progress import show_progress
 from vllm_specplug.train import command
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every `specplug --help` reads this file

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_specplug.compare.terminal import show_progress
 from vllm_specplug.errors import ConfigError
+from vllm_specplug.progress import show_progress
 from vllm_specplug.train import command
 
 if TYPE_CHECKING:  # torch takes seconds to import, and every `specplug --help` reads this file

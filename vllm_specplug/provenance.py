@@ -1,4 +1,4 @@
-"""Where and with what a report was made: versions, commit, machine."""
+"""Where and with what a file of ours was made: version, commit, machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
 
 def specplug_version() -> str:
