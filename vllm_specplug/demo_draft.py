@@ -23,16 +23,17 @@ def demo_draft_path(target: Path) -> Path:
     Raises:
         ModelError: a file cannot be read, or the cache cannot be written.
     """
-    from vllm_specplug.medusa import files
+    from vllm_specplug import model_files
+    from vllm_specplug.directories import replace_directory
     from vllm_specplug.train import draft_files
 
-    told = files.hashes([SHIPPED / draft_files.LAYERS, SHIPPED / "config.json", target / "provenance.json"])
+    told = model_files.hashes([SHIPPED / draft_files.LAYERS, SHIPPED / "config.json", target / "provenance.json"])
     name = hashlib.sha256(repr(sorted(told.items())).encode()).hexdigest()[:12]
     place = cache_home() / f"{target.name}-draft-{name}"
     if not place.exists():
         ours = {file.name for file in SHIPPED.iterdir()} | draft_files.replaceable(target)
         try:
-            files.replace_directory(place, ours, lambda made: draft_files.with_embeddings(SHIPPED, target, made))
+            replace_directory(place, ours, lambda made: draft_files.with_embeddings(SHIPPED, target, made))
         except ModelError:
             if not place.exists():  # another process may have been faster
                 raise

@@ -1,10 +1,12 @@
-"""What a process that died had to say, in one line of a message."""
+"""What of longer things fits into one line of an error message."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _MAX_CHARS = 400
+_NAMED = 3
 
 
 def one_line(text: str) -> str:
@@ -18,3 +20,10 @@ def last_error_line(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"(Error|Exception|Killed|Fatal)\b", line)]
     return (errors or lines or ["it printed nothing"])[-1]
+
+
+def first_few(names: Iterable[str]) -> str:
+    """The first names in alphabetical order, and how many there are more."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    return f"{', '.join(ordered[:_NAMED])}{more}"

@@ -85,7 +85,7 @@ def test_bad_arguments_are_refused_in_one_line_v1(
         ("--heads", "0"): "--heads is 0; expected 1 or more",
         ("--layers", "0"): "--layers is 0; sequential heads need 1 or more",
         ("--prompts", "no-such-file"): "no-such-file",
-        ("--out", str(tmp_path / "mine")): "mine holds thesis.txt, so it is more than a set of heads",
+        ("--out", str(tmp_path / "mine")): "mine holds thesis.txt, which would be lost; choose another directory",
     }
     for arguments, text in cases.items():
         done = train("train-medusa", tiny_text, out, *arguments)

@@ -11,8 +11,9 @@ import torch
 from medusa_cases import HEADS, HIDDEN, IDS, VOCAB, heads_of, refused
 from safetensors.torch import load_file, save_file
 
+from vllm_specplug import model_files
 from vllm_specplug.errors import ModelError
-from vllm_specplug.medusa import checkpoint, files
+from vllm_specplug.medusa import checkpoint
 from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
 
 
@@ -88,12 +89,11 @@ def test_nothing_but_heads_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         checkpoint.write(tmp_path / "heads", heads_of(), {})
     assert str(caught.value) == (
-        f"{tmp_path}/heads holds tokenizer.json, so it is more than a set of heads and is not replaced; choose another "
-        "directory"
+        f"{tmp_path}/heads holds tokenizer.json, which would be lost; choose another directory"
     )
     with pytest.raises(ModelError) as caught:
         checkpoint.write(tmp_path / "file", heads_of(), {})
-    assert str(caught.value) == f"{tmp_path}/file is a file; choose a directory to write the heads to"
+    assert str(caught.value) == f"{tmp_path}/file is a file; choose a directory to write to"
 
 
 def test_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,4 +235,6 @@ def test_heads_fit_a_target_of_the_same_size_or_a_larger_vocabulary() -> None:
 
 def test_hashes_are_of_the_content(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
-    assert files.hashes([tmp_path / "a"]) == {"a": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
+    assert model_files.hashes([tmp_path / "a"]) == {
+        "a": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    }

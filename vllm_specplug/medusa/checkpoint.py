@@ -18,9 +18,12 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vllm_specplug import model_files
 from vllm_specplug.atomic import write_json
+from vllm_specplug.directories import replace_directory
 from vllm_specplug.errors import ModelError, ShapeError
-from vllm_specplug.medusa import files, foreign_original, foreign_vllm
+from vllm_specplug.medusa import foreign_original, foreign_vllm
+from vllm_specplug.medusa.checks import check_names, check_tensor
 from vllm_specplug.medusa.heads import HeadsConfig, MedusaHeads
 
 Layout: TypeAlias = Literal["specplug", "vllm", "original"]
@@ -78,15 +81,15 @@ def read(path: AnyPath, vocab_size: int | None = None) -> Checkpoint:
     elif layout == "original":
         config, tensors, names = foreign_original.read(directory, vocab_size)
     else:
-        config, tensors, names = _own_config(directory, settings), files.read_tensors([directory / WEIGHTS]), {}
+        config, tensors, names = _own_config(directory, settings), model_files.read_tensors([directory / WEIGHTS]), {}
     try:
         expected = _empty(config, tensors.get("draft_token_ids")).state_dict()
     except ShapeError as error:
         raise ModelError(f"heads in {directory}: {error}") from error
-    files.check_names(directory, tensors, expected)
+    check_names(directory, tensors, expected)
     for name, tensor in expected.items():
         if name != "draft_token_ids":  # checked above
-            files.check_tensor(directory, names.get(name, name), tensors[name], tuple(tensor.shape))
+            check_tensor(directory, names.get(name, name), tensors[name], tuple(tensor.shape))
     provenance = settings.get("provenance")
     return Checkpoint(config, tensors, layout, provenance if isinstance(provenance, dict) else {})
 
@@ -135,10 +138,10 @@ def write(directory: AnyPath, heads: MedusaHeads, provenance: Mapping[str, Any])
 
     def fill(made: Path) -> None:
         settings = {"format": FORMAT, "heads": heads.config.model_dump(), "provenance": dict(provenance)}
-        save_file(files.packed(heads.state_dict()), made / WEIGHTS, metadata={"format": "pt"})
+        save_file(model_files.packed(heads.state_dict()), made / WEIGHTS, metadata={"format": "pt"})
         write_json(made / "config.json", settings)
 
-    files.replace_directory(directory, REPLACEABLE, fill)
+    replace_directory(directory, REPLACEABLE, fill)
 
 
 def check_fits(config: HeadsConfig, path: AnyPath, hidden_size: int, vocab_size: int) -> None:
@@ -169,7 +172,7 @@ def _recognise(directory: Path) -> tuple[Layout, dict[str, Any]]:
         raise ModelError(
             f"heads {str(directory)!r}: there is no such directory; download them first, and give its path"
         )
-    settings = files.read_json(directory / "config.json")
+    settings = model_files.read_json(directory / "config.json")
     found = str(settings.get("format", ""))
     if found.startswith("specplug.medusa/"):
         if found != FORMAT:

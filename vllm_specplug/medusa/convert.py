@@ -75,7 +75,9 @@ def convert(source: str | Path, out: str | Path, to: Layout, target: str | Path 
         ModelError: the source or the target cannot be read or do not fit, or the place cannot be written.
         ConfigError: the layout asked for cannot hold such heads.
     """
-    from vllm_specplug.medusa import checkpoint, files, foreign_original, foreign_vllm, target_files
+    from vllm_specplug import target_files
+    from vllm_specplug.directories import replace_directory
+    from vllm_specplug.medusa import checkpoint, foreign_original, foreign_vllm
 
     source, out = Path(source), Path(out)
     if source.resolve() == out.resolve():
@@ -92,13 +94,13 @@ def convert(source: str | Path, out: str | Path, to: Layout, target: str | Path 
         foreign_vllm.check_writable(config)
         shares = config.output == "target"
         rows = target_files.output_rows(Path(target)) if target is not None and shares else None
-        files.replace_directory(
+        replace_directory(
             out,
             checkpoint.REPLACEABLE,
             lambda made: foreign_vllm.write(made, config, found.tensors, provenance, rows),
         )
     else:
-        files.replace_directory(
+        replace_directory(
             out,
             checkpoint.REPLACEABLE,
             lambda made: foreign_original.write(made, config, found.tensors, provenance),
@@ -110,13 +112,14 @@ def _provenance(source: Path, found: Checkpoint, target: str | Path | None) -> d
     """Where the written heads come from. Names alone: paths say more about a machine than about heads."""
     import torch
 
-    from vllm_specplug.medusa import checkpoint, files
+    from vllm_specplug import model_files
+    from vllm_specplug.medusa import checkpoint
 
     provenance: dict[str, Any] = {
         "source": {
             "name": source.resolve().name,
             "layout": found.layout,
-            "sha256": files.hashes(checkpoint.source_files(source)),
+            "sha256": model_files.hashes(checkpoint.source_files(source)),
             "provenance": found.provenance,
         },
         "versions": {"vllm-specplug": __version__, "torch": str(torch.__version__), "python": sys.version.split()[0]},

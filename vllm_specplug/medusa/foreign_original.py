@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_specplug import model_files
 from vllm_specplug.atomic import write_json
 from vllm_specplug.errors import ConfigError, ModelError
-from vllm_specplug.medusa import files
-from vllm_specplug.medusa.files import Shape
+from vllm_specplug.medusa.checks import check_names
 from vllm_specplug.medusa.heads import HeadsConfig
+from vllm_specplug.model_files import Shape
 
 WEIGHTS = "medusa_lm_head.pt"
 WEIGHTS_SAFE = "medusa_lm_head.safetensors"
@@ -45,7 +46,7 @@ def read_config(directory: Path, vocab_size: int | None) -> HeadsConfig:
     Raises:
         ModelError: they cannot be read, do not fit together, or need a `vocab_size`.
     """
-    return _shape(directory, _without_prefix(files.read_shapes([_file(directory)])), vocab_size)[0]
+    return _shape(directory, _without_prefix(model_files.read_shapes([_file(directory)])), vocab_size)[0]
 
 
 def read(directory: Path, vocab_size: int | None) -> tuple[HeadsConfig, dict[str, Tensor], dict[str, str]]:
@@ -56,7 +57,7 @@ def read(directory: Path, vocab_size: int | None) -> tuple[HeadsConfig, dict[str
     Raises:
         ModelError: they cannot be read, do not fit together, or need a `vocab_size`.
     """
-    found = _without_prefix(files.read_tensors([_file(directory)]))
+    found = _without_prefix(model_files.read_tensors([_file(directory)]))
     config, names = _shape(directory, {name: tuple(tensor.shape) for name, tensor in found.items()}, vocab_size)
     return config, {name: found[theirs] for name, theirs in names.items()}, names
 
@@ -84,11 +85,11 @@ def _shape(directory: Path, shapes: Mapping[str, Shape], vocab_size: int | None)
     has_bias = any(kind == "linear.bias" for _, _, kind in parts)
     has_output = any(kind == "weight" for _, _, kind in parts)
     names = _names(num_heads, num_layers, has_bias, has_output)
-    files.check_names(directory, shapes, names.values())
+    check_names(directory, shapes, names.values())
     for name in (name for name in shapes if name.endswith("weight")):
         if len(shapes[name]) != 2:
             raise ModelError(f"heads in {directory}: tensor {name} has shape {list(shapes[name])}, expected a matrix")
-    settings = files.read_json(directory / "config.json")
+    settings = model_files.read_json(directory / "config.json")
     _compare(directory, settings, {"medusa_num_heads": num_heads, "medusa_num_layers": num_layers})
     if has_output:
         vocab_size = shapes[f"0.{num_layers}.weight"][0]
@@ -174,7 +175,7 @@ def write(directory: Path, config: HeadsConfig, tensors: Mapping[str, Tensor], p
     """
     check_writable(config)
     names = _names(config.num_heads, config.num_layers, bias=True, output=config.output != "target")
-    tensors = files.packed(tensors)
+    tensors = model_files.packed(tensors)
     stored = {}
     for name, theirs in names.items():
         if name.endswith(".bias") and not config.bias:

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vllm_specplug import model_files
 from vllm_specplug.atomic import write_json
 from vllm_specplug.errors import ConfigError, ModelError
-from vllm_specplug.medusa import files
+from vllm_specplug.medusa.checks import check_names
 from vllm_specplug.medusa.heads import HeadsConfig
 
 MODEL_TYPE = "medusa"
@@ -32,7 +33,7 @@ def read_config(directory: Path) -> HeadsConfig:
         ModelError: it lacks something or contradicts itself.
     """
     path = directory / "config.json"
-    found = files.read_json(path)
+    found = model_files.read_json(path)
     settings = {"num_hidden_layers": 1, **found}
     for key in found:  # vLLM takes any name with these words in it
         if "num" in key and "heads" in key:
@@ -70,11 +71,11 @@ def read(directory: Path) -> tuple[HeadsConfig, dict[str, Tensor], dict[str, str
         ModelError: they cannot be read or do not fit together.
     """
     config = read_config(directory)
-    found = _own_names(files.read_tensors(weight_files(directory)), config)
+    found = _own_names(model_files.read_tensors(weight_files(directory)), config)
     token_map = found.get("token_map")
     names = _names(config)
-    files.check_names(directory, found, names.values())
-    scale = files.read_json(directory / "config.json").get("logit_scale", 1.0)
+    check_names(directory, found, names.values())
+    scale = model_files.read_json(directory / "config.json").get("logit_scale", 1.0)
     if not isinstance(scale, int | float) or not scale > 0:
         raise ModelError(f"{directory / 'config.json'}: logit_scale is {scale!r}, expected a number above 0")
     if token_map is not None:
@@ -212,7 +213,7 @@ def write(
         "original_lm_head": config.output == "shared",
         "provenance": dict(provenance),
     }
-    save_file(files.packed(stored), directory / WEIGHTS, metadata={"format": "pt"})
+    save_file(model_files.packed(stored), directory / WEIGHTS, metadata={"format": "pt"})
     write_json(directory / "config.json", settings)
 
 

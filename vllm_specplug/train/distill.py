@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     command.check(args)
     import torch
 
-    from vllm_specplug.medusa import files
+    from vllm_specplug.directories import check_replaceable
     from vllm_specplug.train import draft_files
     from vllm_specplug.train.draft import evaluate_draft, fit_draft, identity_of
     from vllm_specplug.train.fit import FitSettings
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
     from vllm_specplug.train.texts import Texts
 
     target = _directory(args.model)
-    files.check_replaceable(args.out.resolve(), draft_files.replaceable(target))
+    check_replaceable(args.out.resolve(), draft_files.replaceable(target))
     work = args.work or args.out.resolve().with_name(args.out.name + ".work")
     messages = sys.stderr if args.json else sys.stdout
     fitting = FitSettings(args.epochs, args.batch_size, args.learning_rate, seed=args.seed, checkpoint_every=50)

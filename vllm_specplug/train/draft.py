@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vllm_specplug import model_files, target_files
 from vllm_specplug.errors import ConfigError, ModelError
-from vllm_specplug.medusa import files, target_files
 from vllm_specplug.train.fit import FitSettings, Step, fit
 from vllm_specplug.train.texts import TextBatch, Texts, text_batches
 
@@ -107,9 +107,9 @@ def _weights(directory: Path, layers: Sequence[int]) -> dict[str, Tensor]:
     for name, path in target_files.places(directory).items():
         match = _LAYER.fullmatch(name)
         if match is None:
-            found[name] = files.read_tensor(path, name).float()
+            found[name] = model_files.read_tensor(path, name).float()
         elif int(match[2]) in numbers:
-            found[f"{match[1]}{numbers[int(match[2])]}{match[3]}"] = files.read_tensor(path, name).float()
+            found[f"{match[1]}{numbers[int(match[2])]}{match[3]}"] = model_files.read_tensor(path, name).float()
     return found
 
 

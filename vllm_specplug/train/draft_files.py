@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vllm_specplug import draft_vocab
+from vllm_specplug import draft_vocab, model_files, target_files
 from vllm_specplug.atomic import write_json
-from vllm_specplug.medusa import files, target_files
+from vllm_specplug.directories import replace_directory
 from vllm_specplug.train.draft import Draft
 
 LAYERS = "layers.safetensors"
@@ -48,7 +48,7 @@ def write(directory: Path, draft: Draft, target: Path, provenance: Mapping[str, 
 
     def fill(made: Path) -> None:
         for name, tensors in ((LAYERS, layers), (EMBEDDINGS, embeddings)):
-            save_file(files.packed(tensors), made / name, metadata={"format": "pt"})
+            save_file(model_files.packed(tensors), made / name, metadata={"format": "pt"})
         write_json(made / INDEX, _index(layers, embeddings))
         config = draft.model.config.to_dict()
         config.pop("_name_or_path", None)  # a place on this machine
@@ -61,7 +61,7 @@ def write(directory: Path, draft: Draft, target: Path, provenance: Mapping[str, 
         for file in _tokenizer_files(target):
             shutil.copyfile(file, made / file.name)
 
-    files.replace_directory(directory, replaceable(target), fill)
+    replace_directory(directory, replaceable(target), fill)
 
 
 def with_embeddings(draft: Path, target: Path, made: Path) -> None:
@@ -76,8 +76,8 @@ def with_embeddings(draft: Path, target: Path, made: Path) -> None:
     places = target_files.places(target)
     index = json.loads((draft / INDEX).read_text())["weight_map"]
     names = [name for name, file in index.items() if file == EMBEDDINGS]
-    tensors = {name: files.read_tensor(places[name], name).bfloat16() for name in names}
-    save_file(files.packed(tensors), made / EMBEDDINGS, metadata={"format": "pt"})
+    tensors = {name: model_files.read_tensor(places[name], name).bfloat16() for name in names}
+    save_file(model_files.packed(tensors), made / EMBEDDINGS, metadata={"format": "pt"})
     for file in _tokenizer_files(target):
         shutil.copyfile(file, made / file.name)
 

@@ -52,7 +52,8 @@ def main(args: argparse.Namespace) -> int:
     """
     import torch
 
-    from vllm_specplug.medusa import checkpoint, files
+    from vllm_specplug.directories import check_replaceable
+    from vllm_specplug.medusa import checkpoint
     from vllm_specplug.train.data import Answers
     from vllm_specplug.train.evaluate import evaluate
     from vllm_specplug.train.figures import figures_of, is_worth_serving, show_figures
@@ -61,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
 
     _check(args)
     out = args.out.resolve()
-    files.check_replaceable(out, checkpoint.REPLACEABLE)
+    check_replaceable(out, checkpoint.REPLACEABLE)
     work = args.work or out.with_name(out.name + ".work")
     messages = sys.stderr if args.json else sys.stdout
     fitting = FitSettings(args.epochs, args.batch_size, args.learning_rate, seed=args.seed)

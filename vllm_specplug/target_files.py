@@ -1,4 +1,4 @@
-"""What heads need of their target, read from the target's directory without building the model."""
+"""What a drafter needs of its target, read from the target's directory without building the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from vllm_specplug.errors import ModelError
-from vllm_specplug.medusa import files
+from vllm_specplug.model_files import read_json, read_shapes, read_tensor
 
 _INDEX = "model.safetensors.index.json"
 
@@ -48,11 +48,11 @@ def output_rows(directory: Path) -> Tensor:
             f"{directory} has no output layer as plain weights: looked for lm_head.weight in its safetensors files, "
             "and for model.embed_tokens.weight where the two are tied; give the unquantised target"
         )
-    return files.read_tensor(found[own], own)
+    return read_tensor(found[own], own)
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    found = files.read_json(directory / "config.json")
+    found = read_json(directory / "config.json")
     if not found:
         raise ModelError(f"{directory} has no config.json, or an empty one; give the target's directory")
     return found
@@ -66,11 +66,11 @@ def _setting(config: dict[str, Any], name: str) -> Any:
 
 def places(directory: Path) -> dict[str, Path]:
     """The file of each tensor of a model."""
-    index = files.read_json(directory / _INDEX).get("weight_map")
+    index = read_json(directory / _INDEX).get("weight_map")
     if isinstance(index, dict):
         # The name alone: an index could otherwise lead out of the directory.
         return {name: directory / Path(str(file)).name for name, file in index.items()}
-    return {name: path for path in sorted(directory.glob("*.safetensors")) for name in files.read_shapes([path])}
+    return {name: path for path in sorted(directory.glob("*.safetensors")) for name in read_shapes([path])}
 
 
 def _ending(places: dict[str, Path], name: str) -> str | None:

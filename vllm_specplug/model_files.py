@@ -1,15 +1,12 @@
-"""Files of tensors and of JSON, read with suspicion and written whole or not at all.
+"""A model's files, of tensors and of JSON, read with suspicion: every fault of one is a `ModelError` that names it.
 
-Knows nothing of what the tensors mean; every fault of a file is a `ModelError` that names it.
+Knows nothing of what the tensors mean.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
-import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -22,9 +19,6 @@ from torch import Tensor
 from vllm_specplug.errors import ModelError
 
 Shape: TypeAlias = tuple[int, ...]
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_NAMED = 3
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -124,51 +118,6 @@ def _pickled(path: Path) -> dict[str, Tensor]:
     return dict(found)
 
 
-def check_names(path: Path, found: Iterable[str], expected: Iterable[str]) -> None:
-    """Refuse tensors that are missing or that nobody asked for.
-
-    Raises:
-        ModelError: naming the first few.
-    """
-    found, expected = set(found), set(expected)
-    faults = [
-        f"{what} {_first_few(names)}"
-        for what, names in (("missing", expected - found), ("unexpected", found - expected))
-        if names
-    ]
-    if faults:
-        raise ModelError(
-            f"heads in {path} do not have the tensors that they should: {'; '.join(faults)}. For heads of another "
-            "layout see `specplug convert-medusa`"
-        )
-
-
-def _first_few(names: set[str]) -> str:
-    first = sorted(names)[:_NAMED]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(first)}{more}"
-
-
-def check_tensor(path: Path, name: str, tensor: Tensor, shape: Shape) -> None:
-    """Refuse weights that do not fit or that are not finite numbers.
-
-    Raises:
-        ModelError: naming the tensor.
-    """
-    if tuple(tensor.shape) != shape:
-        raise ModelError(
-            f"heads in {path}: tensor {name} has shape {list(tensor.shape)}, {list(shape)} follows from the others and "
-            "from config.json"
-        )
-    if tensor.dtype not in _DTYPES or tensor.layout != torch.strided:
-        raise ModelError(
-            f"heads in {path}: tensor {name} is {tensor.dtype}, {tensor.layout}; expected dense floats of 16 bits or "
-            "more"
-        )
-    if not bool(torch.isfinite(tensor).all()):
-        raise ModelError(f"heads in {path}: tensor {name} has values that are NaN or infinite; train the heads again")
-
-
 def hashes(paths: Iterable[Path]) -> dict[str, str]:
     """sha256 of files, by name.
 
@@ -188,51 +137,3 @@ def hashes(paths: Iterable[Path]) -> dict[str, str]:
 def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors as files want them: on the CPU, contiguous, without the storage around them."""
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-
-
-def replace_directory(directory: str | os.PathLike[str], ours: Iterable[str], fill: Callable[[Path], None]) -> None:
-    """Write a directory whole or not at all.
-
-    `fill` writes into a temporary sibling, which then takes the place of what was there.
-
-    Args:
-        ours: names of files that an existing directory may hold; with any other in it, it is not replaced.
-    Raises:
-        ModelError: something else is there, or the disk refuses.
-    """
-    place = Path(directory).resolve()
-    check_replaceable(place, ours)
-    made = place.with_name(f".{place.name}.{secrets.token_hex(4)}.new")
-    aside = made.with_suffix(".old")
-    try:
-        made.mkdir(parents=True)
-        fill(made)
-        for file in made.iterdir():  # some libraries write for the owner alone
-            file.chmod(made.stat().st_mode & 0o666)
-        if place.exists():
-            place.rename(aside)
-        made.rename(place)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"{place} cannot be written ({error}); what was there before is as it was") from error
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-        if aside.exists() and not place.exists():
-            aside.rename(place)
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def check_replaceable(directory: str | os.PathLike[str], ours: Iterable[str]) -> None:
-    """Refuse a place where `replace_directory` would.
-
-    Raises:
-        ModelError: something else is there.
-    """
-    place, ours = Path(directory).resolve(), set(ours)
-    if place.exists() and not place.is_dir():
-        raise ModelError(f"{place} is a file; choose a directory to write the heads to")
-    others = sorted(entry.name for entry in place.iterdir() if entry.name not in ours) if place.exists() else []
-    if others:
-        raise ModelError(
-            f"{place} holds {_first_few(set(others))}, so it is more than a set of heads and is not replaced; choose "
-            "another directory"
-        )
