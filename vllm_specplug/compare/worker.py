@@ -99,6 +99,9 @@ class Worker:
             speculation; num_preemptions: how often a request lost its KV cache to others.
         """
         from vllm import SamplingParams
+
+        # Public, though `vllm` itself does not name it: the values of the documented field `output_kind`, taken from
+        # here by vLLM's own example, examples/offline_inference/async_llm_streaming.py.
         from vllm.sampling_params import RequestOutputKind
 
         limits = [
