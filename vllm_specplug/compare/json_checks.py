@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from vllm_specplug.errors import CompareError
 
@@ -54,15 +54,35 @@ def or_null(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
 
-Fields = Mapping[str, tuple[Check, str]]
-"""By key of an object: a check of its value, and what it expects."""
+Field: TypeAlias = tuple[Check, str]
+"""A check of a value, and what it expects, for errors."""
+Fields: TypeAlias = Mapping[str, Field]
+"""By key of an object."""
+
+
+def nullable(field: Field) -> Field:
+    """The same, or null."""
+    check, expected = field
+    return or_null(check), f"{expected} or null"
+
+
+TEXT: Field = (is_text, "a text")
+NUMBER: Field = (is_number, "a number")
+COUNT: Field = (is_count, "a count")
+SHARE: Field = (is_share, "a number from 0 to 1")
+FLAG: Field = (is_flag, "true or false")
+OBJECT: Field = (is_object, "an object")
+LIST: Field = (is_list, "a list")
+NUMBERS: Field = (is_numbers, "a list of numbers")
+INTERVAL: Field = (is_interval, "[low, high]")
+PERCENTILES: Field = (is_percentiles, "p50, p90 and p99")
 
 
 def check_fields(value: Any, fields: Fields, where: str) -> None:
     """Check an object's fields; further ones are allowed.
 
     Args:
-        fields: by key, a check and what it expects, for errors.
+        fields: those that must be there.
         where: the object's place, "report" for the whole.
     Raises:
         CompareError: naming the first field that is missing or wrong, what it holds and what was expected.

@@ -19,16 +19,20 @@ from collections.abc import Collection
 from typing import Any
 
 from vllm_specplug.compare.json_checks import (
+    COUNT,
+    INTERVAL,
+    LIST,
+    NUMBER,
+    OBJECT,
+    PERCENTILES,
+    SHARE,
+    TEXT,
     Fields,
     check_fields,
     is_count,
     is_interval,
-    is_list,
     is_number,
-    is_object,
-    is_percentiles,
-    is_share,
-    is_text,
+    nullable,
     or_null,
 )
 from vllm_specplug.compare.levels import UNITS
@@ -52,47 +56,47 @@ def _throughput(value: Any) -> bool:
 _KINDS = tuple(UNITS)
 _TOP: Fields = {
     "kind": (lambda value: value in _KINDS, "one of " + ", ".join(_KINDS)),
-    "unit": (is_text, "a text"),
-    "passes": (is_count, "a count"),
-    "max_num_seqs": (is_object, "an object"),
-    "levels": (is_list, "a list"),
-    "advice": (is_object, "an object"),
+    "unit": TEXT,
+    "passes": COUNT,
+    "max_num_seqs": OBJECT,
+    "levels": LIST,
+    "advice": OBJECT,
 }
 _LEVEL: Fields = {
-    "name": (is_text, "a text"),
+    "name": TEXT,
     "value": (_value, "a number or 'inf'"),
-    "results": (is_object, "an object"),
-    "comparisons": (is_list, "a list"),
-    "lossless": (is_object, "an object"),
-    "runs": (is_object, "an object"),
-    "requests": (is_object, "an object"),
+    "results": OBJECT,
+    "comparisons": LIST,
+    "lossless": OBJECT,
+    "runs": OBJECT,
+    "requests": OBJECT,
 }
 _RESULT: Fields = {
-    "requests": (is_count, "a count"),
-    "failed": (is_count, "a count"),
-    "seconds": (is_number, "a number"),
-    "requests_per_s": (is_number, "a number"),
+    "requests": COUNT,
+    "failed": COUNT,
+    "seconds": NUMBER,
+    "requests_per_s": NUMBER,
     "in_flight": (_in_flight, "'max' and 'mean'"),
-    "late_ms": (or_null(is_percentiles), "p50, p90 and p99 or null"),
-    "errors": (is_object, "an object"),
+    "late_ms": nullable(PERCENTILES),
+    "errors": OBJECT,
 }
 _COMPARISON: Fields = {
-    "arm": (is_text, "a text"),
-    "against": (is_text, "a text"),
-    "metric": (is_text, "a text"),
-    "ratio": (or_null(is_number), "a number or null"),
-    "ci95": (or_null(is_interval), "[low, high] or null"),
-    "ci95_prompts": (or_null(is_interval), "[low, high] or null"),
-    "ci95_passes": (or_null(is_interval), "[low, high] or null"),
-    "p_value": (or_null(is_share), "a number from 0 to 1 or null"),
-    "p_holm": (or_null(is_share), "a number from 0 to 1 or null"),
+    "arm": TEXT,
+    "against": TEXT,
+    "metric": TEXT,
+    "ratio": nullable(NUMBER),
+    "ci95": nullable(INTERVAL),
+    "ci95_prompts": nullable(INTERVAL),
+    "ci95_passes": nullable(INTERVAL),
+    "p_value": nullable(SHARE),
+    "p_holm": nullable(SHARE),
     "throughput": (_throughput, "'ratio' and 'ci95'"),
-    "undecided_reason": (or_null(is_text), "a text or null"),
+    "undecided_reason": nullable(TEXT),
 }
 _ADVICE: Fields = {
     "faster_up_to": (or_null(_value), "a number, 'inf' or null"),
     "slower_from": (or_null(_value), "a number, 'inf' or null"),
-    "unit": (is_text, "a text"),
+    "unit": TEXT,
 }
 
 

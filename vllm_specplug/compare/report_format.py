@@ -10,19 +10,27 @@ from typing import Any
 from vllm_specplug import strict_json
 from vllm_specplug.atomic import check_ordinary, replacing
 from vllm_specplug.compare.json_checks import (
+    COUNT,
+    FLAG,
+    INTERVAL,
+    LIST,
+    NUMBER,
+    NUMBERS,
+    OBJECT,
+    PERCENTILES,
+    SHARE,
+    TEXT,
     Fields,
     check_fields,
     check_present,
     is_count,
-    is_flag,
     is_interval,
     is_list,
     is_number,
-    is_numbers,
     is_object,
-    is_percentiles,
     is_share,
     is_text,
+    nullable,
     or_null,
     short,
 )
@@ -74,75 +82,75 @@ def _recommendation(value: Any) -> bool:
 
 _TOP: Fields = {
     "schema": (lambda value: value == SCHEMA, repr(SCHEMA)),
-    "provenance": (is_object, "an object"),
-    "target": (is_text, "a text"),
-    "dtype": (is_text, "a text"),
-    "arms": (is_list, "a list"),
-    "results": (is_object, "an object"),
-    "comparisons": (is_list, "a list"),
-    "lossless": (is_object, "an object"),
-    "theory": (is_object, "an object"),
+    "provenance": OBJECT,
+    "target": TEXT,
+    "dtype": TEXT,
+    "arms": LIST,
+    "results": OBJECT,
+    "comparisons": LIST,
+    "lossless": OBJECT,
+    "theory": OBJECT,
 }
 _PROVENANCE: Fields = {
-    "specplug": (is_text, "a text"),
-    "vllm": (is_text, "a text"),
-    "commit": (or_null(is_text), "a text or null"),
-    "argv": (is_list, "a list"),
-    "machine": (is_object, "an object"),
-    "started_at": (is_text, "a text"),
+    "specplug": TEXT,
+    "vllm": TEXT,
+    "commit": nullable(TEXT),
+    "argv": LIST,
+    "machine": OBJECT,
+    "started_at": TEXT,
 }
 _ARM: Fields = {
-    "name": (is_text, "a text"),
-    "speculative_config": (or_null(is_object), "an object or null"),
+    "name": TEXT,
+    "speculative_config": nullable(OBJECT),
 }
 _RESULT: Fields = {
-    "prompts": (is_count, "a count"),
-    "output_tokens": (is_count, "a count"),
-    "output_tokens_per_s": (is_number, "a number"),
-    "ttft_ms": (or_null(is_percentiles), "p50, p90 and p99 or null"),
-    "tpot_ms": (or_null(is_percentiles), "p50, p90 and p99 or null"),
-    "e2e_ms": (or_null(is_percentiles), "p50, p90 and p99 or null"),
-    "tokens_per_forward": (or_null(is_number), "a number or null"),
-    "acceptance_length": (or_null(is_number), "a number or null"),
-    "acceptance_rate": (or_null(is_number), "a number or null"),
-    "acceptance_per_position": (or_null(is_numbers), "a list of numbers or null"),
-    "num_drafts": (or_null(is_count), "a count or null"),
-    "num_draft_tokens": (or_null(is_count), "a count or null"),
-    "num_accepted_tokens": (or_null(is_count), "a count or null"),
-    "num_emitted_accepted_tokens": (or_null(is_count), "a count or null"),
+    "prompts": COUNT,
+    "output_tokens": COUNT,
+    "output_tokens_per_s": NUMBER,
+    "ttft_ms": nullable(PERCENTILES),
+    "tpot_ms": nullable(PERCENTILES),
+    "e2e_ms": nullable(PERCENTILES),
+    "tokens_per_forward": nullable(NUMBER),
+    "acceptance_length": nullable(NUMBER),
+    "acceptance_rate": nullable(NUMBER),
+    "acceptance_per_position": nullable(NUMBERS),
+    "num_drafts": nullable(COUNT),
+    "num_draft_tokens": nullable(COUNT),
+    "num_accepted_tokens": nullable(COUNT),
+    "num_emitted_accepted_tokens": nullable(COUNT),
 }
 _COMPARISON: Fields = {
-    "arm": (is_text, "a text"),
-    "against": (is_text, "a text"),
-    "metric": (is_text, "a text"),
-    "ratio": (is_number, "a number"),
-    "ci95": (or_null(is_interval), "[low, high] or null"),
+    "arm": TEXT,
+    "against": TEXT,
+    "metric": TEXT,
+    "ratio": NUMBER,
+    "ci95": nullable(INTERVAL),
     "verdict": (lambda value: value in VERDICTS, "one of " + ", ".join(map(repr, VERDICTS))),
 }
-_LOSSLESS: Fields = dict.fromkeys(("prompts", "identical", "near_ties", "different"), (is_count, "a count"))
+_LOSSLESS: Fields = dict.fromkeys(("prompts", "identical", "near_ties", "different"), COUNT)
 _THEORY: Fields = dict.fromkeys(
     ("acceptance_rate", "draft_cost_ratio", "verify_cost_ratio", "predicted_speedup", "measured_speedup"),
-    (or_null(is_number), "a number or null"),
+    nullable(NUMBER),
 )
 #: Newer than the schema: reports of former versions do not have them.
 _LATER_TOP: Fields = {
-    "noise": (is_object, "an object"),
-    "too_noisy": (is_flag, "true or false"),
-    "too_noisy_reason": (or_null(is_text), "a text or null"),
-    "asked": (is_object, "an object"),
+    "noise": OBJECT,
+    "too_noisy": FLAG,
+    "too_noisy_reason": nullable(TEXT),
+    "asked": OBJECT,
     "load": (or_null(is_object), "an object or null (load_format.py)"),
     "recommendation": (_recommendation, "sentences, withheld, overall and categories of choices (recommendation.py)"),
 }
 _LATER_ARM: Fields = {"kv_cache": (or_null(_kv_cache), "counts 'num_blocks' and 'block_size' or null")}
 _LATER_RESULT: Fields = {
     "goodput": (or_null(_goodput), "'share' from 0 to 1 and 'output_tokens_per_s' or null"),
-    "cost_per_million_tokens": (or_null(is_number), "a number or null"),
+    "cost_per_million_tokens": nullable(NUMBER),
 }
 _LATER_COMPARISON: Fields = {
-    "p_value": (or_null(is_share), "a number from 0 to 1 or null"),
-    "p_holm": (or_null(is_share), "a number from 0 to 1 or null"),
+    "p_value": nullable(SHARE),
+    "p_holm": nullable(SHARE),
     "wilcoxon": (or_null(_ranks), "'p_value' and 'pairs' or null"),
-    "prompts_to_decide": (or_null(is_count), "a count or null"),
+    "prompts_to_decide": nullable(COUNT),
 }
 
 
@@ -164,7 +172,7 @@ def validate(report: Any) -> None:
     for name, result in report["results"].items():
         where = f"results.{name}"
         _known(name, names, where)
-        check_fields(result, {"overall": (is_object, "an object"), "categories": (is_object, "an object")}, where)
+        check_fields(result, {"overall": OBJECT, "categories": OBJECT}, where)
         parts = {"overall": result["overall"]}
         parts |= {f"categories.{category}": part for category, part in result["categories"].items()}
         for part_name, part in parts.items():

@@ -13,18 +13,18 @@ from typing import Any
 
 from vllm_specplug import strict_json
 from vllm_specplug.compare.json_checks import (
+    COUNT,
+    FLAG,
+    INTERVAL,
+    LIST,
+    NUMBER,
+    OBJECT,
+    PERCENTILES,
+    SHARE,
+    TEXT,
     Fields,
     check_fields,
-    is_count,
-    is_flag,
-    is_interval,
-    is_list,
-    is_number,
-    is_object,
-    is_percentiles,
-    is_share,
-    is_text,
-    or_null,
+    nullable,
 )
 from vllm_specplug.compare.report_format import VERDICTS, read_json, write_text
 from vllm_specplug.errors import CompareError
@@ -35,44 +35,44 @@ ERROR_VERDICTS = ("more", "fewer", "undecided")
 
 _TOP: Fields = {
     "schema": (lambda value: value == SCHEMA, repr(SCHEMA)),
-    "provenance": (is_object, "an object"),
-    "model": (is_text, "a text"),
-    "baseline": (is_text, "a text"),
-    "arms": (is_list, "a list"),
-    "settings": (is_object, "an object"),
-    "log": (is_object, "an object"),
-    "split": (is_object, "an object"),
-    "results": (is_object, "an object"),
-    "comparisons": (is_list, "a list"),
-    "apart": (is_object, "an object"),
-    "remarks": (is_list, "a list"),
-    "recommendation": (is_object, "an object"),
+    "provenance": OBJECT,
+    "model": TEXT,
+    "baseline": TEXT,
+    "arms": LIST,
+    "settings": OBJECT,
+    "log": OBJECT,
+    "split": OBJECT,
+    "results": OBJECT,
+    "comparisons": LIST,
+    "apart": OBJECT,
+    "remarks": LIST,
+    "recommendation": OBJECT,
 }
 _SPLIT: Fields = {
-    "observed": (is_object, "an object"),
-    "expected": (is_object, "an object"),
-    "p_value": (or_null(is_share), "a number from 0 to 1 or null"),
-    "mismatch": (is_flag, "true or false"),
-    "units_in_several_arms": (is_count, "a count"),
+    "observed": OBJECT,
+    "expected": OBJECT,
+    "p_value": nullable(SHARE),
+    "mismatch": FLAG,
+    "units_in_several_arms": COUNT,
 }
 _RESULT: Fields = {
     **dict.fromkeys(
         ("requests", "units", "without_outcome", "failed", "cancelled", "moved", "answered", "output_tokens"),
-        (is_count, "a count"),
+        COUNT,
     ),
-    "error_share": (or_null(is_share), "a number from 0 to 1 or null"),
-    "errors": (is_object, "an object"),
-    "output_tokens_per_s": (or_null(is_number), "a number or null"),
-    **dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms"), (or_null(is_percentiles), "p50, p90 and p99 or null")),
+    "error_share": nullable(SHARE),
+    "errors": OBJECT,
+    "output_tokens_per_s": nullable(NUMBER),
+    **dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms"), nullable(PERCENTILES)),
 }
 _SPEED: Fields = {
-    "ratio": (or_null(is_number), "a number or null"),
-    "interval": (or_null(is_interval), "[low, high] or null"),
+    "ratio": nullable(NUMBER),
+    "interval": nullable(INTERVAL),
     "verdict": (lambda value: value in VERDICTS, "one of " + ", ".join(map(repr, VERDICTS))),
 }
 _ERRORS: Fields = {
-    "difference": (is_number, "a number"),
-    "interval": (or_null(is_interval), "[low, high] or null"),
+    "difference": NUMBER,
+    "interval": nullable(INTERVAL),
     "verdict": (lambda value: value in ERROR_VERDICTS, "one of " + ", ".join(map(repr, ERROR_VERDICTS))),
 }
 
@@ -89,7 +89,7 @@ def validate_staging(report: Any) -> None:
         check_fields(result, _RESULT, f"results.{arm}")
     for index, comparison in enumerate(report["comparisons"]):
         where = f"comparisons[{index}]"
-        check_fields(comparison, {"arm": (is_text, "a text"), "speeds": (is_object, "an object")}, where)
+        check_fields(comparison, {"arm": TEXT, "speeds": OBJECT}, where)
         for name in SPEED_NAMES:
             if name not in comparison["speeds"]:
                 raise CompareError(f"{where}.speeds.{name} is missing; expected an object")
