@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import math
 from pathlib import Path
@@ -60,6 +62,24 @@ def test_request_that_moved_on_stays_with_the_arm_it_was_drawn_for(tmp_path: Pat
     lines = [*BOTH, exposure("c", "baseline", time_s=1.0), exposure("c", "medusa", "moved", time_s=2.0)]
     request = read(tmp_path, [*lines, outcome("c", "medusa", num_moves=1)]).requests[0]
     assert (request.arm, request.by, request.randomised, request.moved) == ("baseline", "sticky", True, True)
+
+
+def test_clock_that_goes_backwards_does_not_make_the_move_the_draw(tmp_path: Path) -> None:
+    lines = [exposure("c", "baseline", time_s=5.0), exposure("c", "medusa", "moved", time_s=4.0)]
+    request = read(tmp_path, [*BOTH, *lines, outcome("c", "medusa", num_moves=1)]).requests[0]
+    assert (request.arm, request.by, request.stand_in) == ("baseline", "sticky", "medusa")
+
+
+def test_line_that_moved_names_the_arm_of_a_draw_that_is_lost(tmp_path: Path) -> None:
+    weights = {**EQUAL, "third": 1.0}
+    moved = exposure("c", "medusa", "moved", time_s=1.0, weights=weights, instead_of="third", out=["third"])
+    end = outcome("c", "medusa", num_moves=1)
+    request = read(tmp_path, [*BOTH, moved, end]).requests[0]
+    assert (request.arm, request.by, request.stand_in, request.was_out("third")) == ("third", "sticky", "medusa", True)
+    # With a second move of which the log knows, the first one is lost: what it left was not its own arm.
+    assert read(tmp_path, [*BOTH, moved, end | {"num_moves": 2}]).requests[0].by == "moved"
+    # Within an arm, from one replica to another, forced requests move too.
+    assert read(tmp_path, [*BOTH, moved | {"instead_of": "medusa"}, end]).requests[0].by == "moved"
 
 
 def test_request_whose_arm_was_out_belongs_to_the_other_one_of_two(tmp_path: Path) -> None:
@@ -126,19 +146,42 @@ def without(line: dict[str, Any], key: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not a JSON object; expected one on each line"),
-        ("[]", "not a JSON object; expected one on each line"),
-        (json.dumps(BOTH[1]).replace("2.0", "NaN"), "not a JSON object; expected one on each line"),
+        ("{", "not a JSON object (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)); exp"),
+        ("[]", "not a JSON object (a list); expected one on each line"),
+        (json.dumps(BOTH[1]).replace("2.0", "NaN"), "not a JSON object (NaN is no number); expected one on each line"),
         (BOTH[0] | {"schema": "specplug.staging/2"}, "schema is 'specplug.staging/2', expected 'specplug.staging/1'"),
         (BOTH[0] | {"event": "begin"}, "event is 'begin', expected 'exposure' or 'outcome'"),
         (without(BOTH[0], "request_id"), "request_id is missing; expected a text"),
-        (without(BOTH[0], "arm"), "arm is missing; expected a text"),
+        (without(BOTH[0], "arm"), "arm is missing; expected a printable text"),
+        (BOTH[0] | {"arm": ""}, "arm is '', expected a printable text"),
+        (BOTH[0] | {"arm": "\x1b[31mred"}, "arm is '\\x1b[31mred', expected a printable text"),
+        (BOTH[0] | {"model": "\ud800"}, "model is '\\ud800', expected a printable text"),
+        (BOTH[0] | {"time_s": 1.8e12}, "time_s is 1800000000000.0, expected seconds since 1970"),
+        (
+            BOTH[0] | {"weights": {"a": 1e10}},
+            "weights is {'a': 10000000000.0}, expected printable names of arms, each with",
+        ),
+        (BOTH[0] | {"out": "medusa"}, "out is 'medusa', expected a list of arms or null"),
+        (BOTH[0] | {"instead_of": 1}, "instead_of is 1, expected a printable text or null"),
+        (BOTH[1] | {"num_output_tokens": 10**10}, "num_output_tokens is 10000000000, expected a count or null, up to"),
+        (BOTH[1] | {"ttft_s": 3.0}, "ttft_s is 3.0, expected no more than e2e_s, which is 2.0"),
+        ("[" * 100_000, "not a JSON object (nested too deep); expected one on each line"),
+        (
+            json.dumps(BOTH[1]).replace("2.0", "1e999"),
+            "not a JSON object (1e999 is too large for a number); expected one on each line",
+        ),
         (
             BOTH[0] | {"by": "chance"},
             "by is 'chance', expected one of 'weight', 'sticky', 'forced', 'moved', 'shadow'",
         ),
-        (BOTH[0] | {"weights": {"a": -1}}, "weights is {'a': -1}, expected a number of 0 or more for each arm"),
-        (BOTH[0] | {"weights": {"a": 0}}, "weights is {'a': 0}, expected a number of 0 or more for each arm, not all"),
+        (
+            BOTH[0] | {"weights": {"a": -1}},
+            "weights is {'a': -1}, expected printable names of arms, each with a number",
+        ),
+        (
+            BOTH[0] | {"weights": {"a": 0}},
+            "weights is {'a': 0}, expected printable names of arms, each with a number from 0 to 1e9",
+        ),
         (BOTH[1] | {"e2e_s": None}, "e2e_s is None, expected seconds"),
         (BOTH[1] | {"num_output_tokens": 1.5}, "num_output_tokens is 1.5, expected a count or null"),
         (BOTH[1] | {"ttft_s": -1}, "ttft_s is -1, expected seconds or null"),
@@ -160,6 +203,30 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
         read_staging_log([tmp_path])
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(CompareError, match="no request is exposed to an arm; expected lines of a router"):
+        read_staging_log([tmp_path])
+
+
+def test_compressed_log_is_refused_with_the_command_that_unpacks_it(tmp_path: Path) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in BOTH).encode()
+    file = tmp_path / "r.jsonl"
+    for content, command in ((gzip.compress(text), "gunzip -k"), (bz2.compress(text), "bunzip2 -k")):
+        file.write_bytes(content)
+        with pytest.raises(CompareError) as caught:
+            read_staging_log([tmp_path])
+        assert str(caught.value) == f"{file} is compressed; unpack it first: {command} {file}"
+
+
+def test_folder_never_loses_files_that_were_rotated_away(tmp_path: Path) -> None:
+    write_lines(tmp_path / "r-000002.jsonl", BOTH)
+    (tmp_path / "r-000001.jsonl.gz").write_bytes(b"")
+    with pytest.raises(CompareError, match=r"also holds r-000001\.jsonl\.gz, which is not read; unpack or rename it"):
+        read_staging_log([tmp_path])
+    assert len(read_staging_log([tmp_path / "r-000002.jsonl"]).requests) == 2
+
+
+def test_log_of_which_no_line_is_whole_says_so(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text("\r".join(json.dumps(line) for line in BOTH))
+    with pytest.raises(CompareError, match=r"exposed to an arm \(1 last lines without their end were passed over\)"):
         read_staging_log([tmp_path])
 
 

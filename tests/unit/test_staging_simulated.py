@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from vllm_specplug.compare.staging_compare import SPEEDS, compare_errors, compare_speed
-from vllm_specplug.compare.staging_log import Exposure, Outcome, StagedRequest
+from vllm_specplug.compare.staging_lines import Exposure, Outcome
+from vllm_specplug.compare.staging_log import StagedRequest
 from vllm_specplug.compare.verdicts import Rule
 
 RULE = Rule(num_resamples=9)  # of the intervals for one look, which decide nothing

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vllm_specplug.compare.staging_log import Outcome, StagedRequest
+from vllm_specplug.compare.staging_lines import Outcome
+from vllm_specplug.compare.staging_log import StagedRequest
 from vllm_specplug.compare.unpaired import (
     Request,
     ShareDifference,
@@ -20,6 +21,8 @@ from vllm_specplug.compare.unpaired import (
 )
 from vllm_specplug.compare.verdicts import Rule, verdict
 
+_LEAST_S = 1e-9
+"""Less is no time that a clock has measured."""
 NUM_VERDICTS = 4
 """Of an arm: three speeds and errors."""
 LEVEL = 1 - 0.05 / NUM_VERDICTS
@@ -124,6 +127,6 @@ def _sample(speed: Speed, requests: Sequence[StagedRequest]) -> list[Request]:
     for request in answered(requests):
         assert request.outcome is not None
         found = speed.of(request.outcome)
-        if found is not None and found[1] > 0:
+        if found is not None and found[1] > _LEAST_S:
             sample.append(Request(*found, cluster=request.exposure.unit))
     return sample

@@ -1,70 +1,20 @@
-"""The exposure log of a staging deployment: reads its JSON lines and puts each request together.
+"""The exposure log of a staging deployment: puts each request together from its lines. Compares nothing.
 
 A request's `exposure` says which arm it met and why, again whenever it moved on to another one; its `outcome` how it
-ended. Several routers write files of their own, and a request's lines may stand anywhere. Compares nothing.
+ended. Several routers write files of their own, and a request's lines may stand anywhere.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from vllm_specplug.compare.json_checks import (
-    Fields,
-    check_fields,
-    is_count,
-    is_flag,
-    is_number,
-    is_object,
-    is_text,
-    or_null,
-)
+from vllm_specplug.compare.staging_lines import COUNTS, RANDOMISED, Exposure, Lines, Outcome
 from vllm_specplug.errors import CompareError
 
-SCHEMA = "specplug.staging/1"
-RANDOMISED = ("weight", "sticky")
-"""Reasons that are a draw by the weights, so that arms which met them may be compared."""
-REASONS = (*RANDOMISED, "forced", "moved", "shadow")
 CANCELLED = "cancelled"
 """Error of a request whose client went away."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exposure:
-    """A request met an arm."""
-
-    time_s: float
-    """Unix time."""
-    model: str
-    """The name that the client asked for."""
-    arm: str
-    by: str
-    """One of REASONS."""
-    unit: str | None
-    """A hash of the session or user; None: the request named none."""
-    weights: Mapping[str, float]
-    """Of all arms, as they stood."""
-    stream: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A request ended."""
-
-    status: int
-    error: str | None
-    """In a word; None: it was answered."""
-    ttft_s: float | None
-    """Until a stream began; None: it was no stream, or never began."""
-    e2e_s: float
-    num_output_tokens: int | None
-    """None: the engine has not said."""
-    num_moves: int
-    """How often it did not go to, or stay with, the arm it was drawn for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +22,23 @@ class StagedRequest:
     """One request and what became of it."""
 
     exposure: Exposure
-    """The first one. Where it says "moved", the request never met its own arm."""
+    """Its draw. Where it says "moved", the draw is not in the log: the first one that is."""
     arm: str
     """Which it was drawn for, forced or copied to; where that is unknown, which it met."""
     by: str
     """One of REASONS; "moved": it was drawn, but for which arm is unknown."""
     outcome: Outcome | None
     """None: not in the log; it is under way still, or was lost."""
+
+    @property
+    def stand_in(self) -> str | None:
+        """Another arm than its own that it ended with; None: there was none, or the log does not say."""
+        found = self.outcome.arm if self.outcome is not None and self.moved else None
+        return None if found == self.arm else found
+
+    def was_out(self, *arms: str) -> bool:
+        """Whether one of these arms was out when it was drawn; False where the log does not say."""
+        return not set(arms).isdisjoint(self.exposure.out or ())
 
     @property
     def randomised(self) -> bool:
@@ -132,12 +92,15 @@ def read_staging_log(paths: Sequence[str | Path], model: str | None = None) -> S
             or there are several models and none is named.
     """
     files = _files(paths)
-    lines = _Lines()
+    lines = Lines()
     for file in files:
         lines.read(file)
     models = list(dict.fromkeys(found[0].model for found in lines.exposures.values()))
     if not models:
-        raise CompareError(f"{', '.join(map(str, paths))}: no request is exposed to an arm; expected lines of a router")
+        torn = lines.counts["torn"]
+        passed = f" ({torn} last lines without their end were passed over)" if torn else ""
+        where = ", ".join(map(str, paths))
+        raise CompareError(f"{where}: no request is exposed to an arm{passed}; expected lines of a router")
     if model is None and len(models) > 1:
         raise CompareError(f"the log is about {len(models)} models, {', '.join(models)}; name one with --model")
     chosen = models[0] if model is None else model
@@ -156,19 +119,30 @@ def read_staging_log(paths: Sequence[str | Path], model: str | None = None) -> S
         chosen,
         tuple(map(str, files)),
         tuple(sorted(requests, key=lambda request: request.exposure.time_s)),
-        {name: lines.counts[name] for name in _COUNTS},
+        {name: lines.counts[name] for name in COUNTS},
     )
 
 
 def _joined(exposures: Sequence[Exposure], outcome: Outcome | None) -> StagedRequest:
-    first = min(exposures, key=lambda exposure: exposure.time_s)
-    if first.by != "moved":
+    # Not the earliest line: a clock may go backwards between the draw and the move.
+    draws = [exposure for exposure in exposures if exposure.by != "moved"]
+    first = min(draws or exposures, key=lambda exposure: exposure.time_s)
+    if draws:
         return StagedRequest(first, first.arm, first.by, outcome)
-    # Its arm was out. The log does not say which one that was, but where there are two it is the other.
-    others = [arm for arm, weight in first.weights.items() if weight > 0 and arm != first.arm]
-    if len(others) != 1:
+    own = _own_arm(first, len(exposures), outcome)
+    if own is None:
         return StagedRequest(first, first.arm, "moved", outcome)
-    return StagedRequest(first, others[0], "weight" if first.unit is None else "sticky", outcome)
+    return StagedRequest(first, own, "weight" if first.unit is None else "sticky", outcome)
+
+
+def _own_arm(moved: Exposure, num_exposures: int, outcome: Outcome | None) -> str | None:
+    """The arm of a request whose draw is not in the log, from the first line that says it moved; None: unknown."""
+    all_moves_there = outcome is not None and outcome.num_moves == num_exposures
+    if moved.instead_of is not None and all_moves_there:
+        return moved.instead_of if moved.instead_of != moved.arm else None  # within an arm forced ones move too
+    # Where there are two arms it is the other one.
+    others = [arm for arm, weight in moved.weights.items() if weight > 0 and arm != moved.arm]
+    return others[0] if len(others) == 1 and moved.instead_of in (None, *others) else None
 
 
 def _num_duplicates(exposures: Sequence[Exposure]) -> int:
@@ -182,109 +156,11 @@ def _files(paths: Sequence[str | Path]) -> list[Path]:
         inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not inside:
             raise CompareError(f"{path} holds no *.jsonl; give the folder that routers write to, or their files")
+        changed = sorted(path.glob("*.jsonl.*")) if path.is_dir() else []
+        if changed:  # without them an arm's hours could be missing
+            raise CompareError(
+                f"{path} also holds {changed[0].name}, which is not read; unpack or rename it so that it ends in "
+                ".jsonl, or give the files that are meant"
+            )
         found.update({file.resolve(): file for file in inside})
     return list(found.values())
-
-
-_COUNTS = (
-    "exposures",
-    "outcomes",
-    "torn",
-    "duplicate_exposures",
-    "duplicate_outcomes",
-    "outcomes_without_exposure",
-)
-
-
-def _time(value: Any) -> bool:
-    return is_number(value) and value >= 0
-
-
-def _weights(value: Any) -> bool:
-    return is_object(value) and any(value.values()) and all(map(_time, value.values()))
-
-
-_LINE: Fields = {
-    "schema": (lambda value: value == SCHEMA, repr(SCHEMA)),
-    "event": (lambda value: value in ("exposure", "outcome"), "'exposure' or 'outcome'"),
-    "request_id": (is_text, "a text"),
-    "time_s": (_time, "seconds"),
-}
-_EXPOSURE: Fields = {
-    "model": (is_text, "a text"),
-    "arm": (is_text, "a text"),
-    "by": (lambda value: value in REASONS, "one of " + ", ".join(map(repr, REASONS))),
-    "unit": (or_null(is_text), "a text or null"),
-    "weights": (_weights, "a number of 0 or more for each arm, not all of them 0"),
-    "stream": (is_flag, "true or false"),
-}
-_OUTCOME: Fields = {
-    "status": (is_count, "a count"),
-    "error": (or_null(is_text), "a text or null"),
-    "ttft_s": (or_null(_time), "seconds or null"),
-    "e2e_s": (_time, "seconds"),
-    "num_output_tokens": (or_null(is_count), "a count or null"),
-    "num_moves": (is_count, "a count"),
-}
-
-
-@dataclass(slots=True)
-class _Lines:
-    """What the lines of all files say, by request."""
-
-    exposures: dict[str, list[Exposure]] = field(default_factory=dict)
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    weights: dict[tuple[tuple[str, float], ...], Mapping[str, float]] = field(default_factory=dict)
-    """The same weights stand in thousands of lines; one copy of them is kept."""
-
-    def read(self, file: Path) -> None:
-        for number, line in _lines(file):
-            row = _parsed(line)
-            if row is None and not line.endswith(b"\n"):
-                self.counts["torn"] += 1
-                continue
-            try:
-                if row is None:
-                    raise CompareError("not a JSON object; expected one on each line")
-                check_fields(row, _LINE, "report")
-                check_fields(row, _EXPOSURE if row["event"] == "exposure" else _OUTCOME, "report")
-            except CompareError as error:
-                raise CompareError(f"{file}:{number}: {error}") from error
-            self._take(row)
-
-    def _take(self, row: Mapping[str, Any]) -> None:
-        request_id = row["request_id"]
-        if row["event"] == "exposure":
-            self.counts["exposures"] += 1
-            weights = self.weights.setdefault(tuple(row["weights"].items()), row["weights"])
-            found = Exposure(**{name: row[name] for name in _EXPOSED} | {"weights": weights})
-            self.exposures.setdefault(request_id, []).append(found)
-            return
-        self.counts["outcomes"] += 1
-        self.counts["duplicate_outcomes"] += request_id in self.outcomes
-        self.outcomes.setdefault(request_id, Outcome(**{name: row[name] for name in _OUTCOME}))
-
-
-_EXPOSED = ("time_s", *_EXPOSURE)
-
-
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        with file.open("rb") as lines:
-            yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
-    except OSError as error:
-        raise CompareError(f"cannot read the log {file}: {error.strerror or error}") from error
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(text)
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """None: no JSON object (NaN is none)."""
-    try:
-        row = json.loads(line, parse_constant=_no_number)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None

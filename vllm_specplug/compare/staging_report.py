@@ -19,7 +19,8 @@ from vllm_specplug.compare.staging_compare import (
     compare_speed,
 )
 from vllm_specplug.compare.staging_format import SCHEMA
-from vllm_specplug.compare.staging_log import RANDOMISED, REASONS, StagedRequest, StagingLog
+from vllm_specplug.compare.staging_lines import RANDOMISED, REASONS
+from vllm_specplug.compare.staging_log import StagedRequest, StagingLog
 from vllm_specplug.compare.staging_sentences import recommendation, remarks
 from vllm_specplug.compare.staging_split import check_split
 from vllm_specplug.compare.statistics import percentiles_ms

@@ -152,7 +152,10 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
             ended = result["requests"] - result["without_outcome"]
             lines.append(f"{arm}: {result['failed']:,} of {ended:,} requests failed ({kinds}).")
         if result["uncounted"]:
-            lines.append(f"{arm}: {result['uncounted']:,} answers without a count of tokens are in no speed per token.")
+            lines.append(
+                f"{arm}: {result['uncounted']:,} answers without tokens, or without a count of them, are in no speed "
+                "per token."
+            )
         if result["moved"]:
             lines.append(
                 f"{arm}: {result['moved']:,} requests drawn for it were moved to another arm, or back to it after a "
