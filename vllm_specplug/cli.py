@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vllm_specplug import __version__
+from vllm_specplug import __version__, closed_pipe
 from vllm_specplug.commands import add_command
 from vllm_specplug.errors import SpecplugError
 
@@ -24,9 +24,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit code: 0, 1 for "ran, and the answer is bad news", 2 for an error, 130 when interrupted.
+        The exit code: 0, 1 for "ran, and the answer is bad news", 2 for an error, 130 when interrupted, 141 when
+        whoever read the output has gone.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return _run(given)
+        finally:
+            sys.stdout.flush()  # the interpreter's own flush at the end could only complain
+    except BrokenPipeError:
+        if not closed_pipe.let_go():
+            raise
+        return closed_pipe.EXIT_CODE
+
+
+def _run(given: list[str]) -> int:
     try:
         if given[:1] == ["serve"] and given[1:] not in (["-h"], ["--help"]):
             return _serve(given[1:])  # its options are vLLM's, not ours to parse

@@ -16,7 +16,6 @@ from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +25,7 @@ from vllm_specplug.bridge.hook_points import INSTALLED
 from vllm_specplug.bridge.source_files import SourceFiles, open_sources
 from vllm_specplug.bridge.source_symbols import SourceSymbols
 from vllm_specplug.bridge.symbols import Vllm
+from vllm_specplug.console import Console
 from vllm_specplug.errors import SpecplugError
 
 Status: TypeAlias = Literal["ok", "note", "missing"]

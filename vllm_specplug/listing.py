@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, Literal, get_args, get_origin
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vllm_specplug import registry
+from vllm_specplug.console import Console
 from vllm_specplug.errors import ConfigError
 from vllm_specplug.proposer import Capabilities, ProposerOptions, Runner
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from vllm_specplug import theory
+from vllm_specplug.console import Console, report_console
 from vllm_specplug.errors import ConfigError
 from vllm_specplug.plan_drafter import Drafter, read_drafters
 from vllm_specplug.theory import Roofline
@@ -79,16 +79,17 @@ def main(args: argparse.Namespace) -> int:
         "left_out": left_out,
         "roofline": roofline and {**asdict(roofline), "bound": roofline.bound},
     }
-    console = _console(args.json)
+    if args.plot:  # before anything is printed, whose reader may leave early
+        from vllm_specplug.compare.report_format import write_text
+        from vllm_specplug.plan_page import render_plan
+
+        write_text(render_plan(drafters, args.max_drafts), args.plot)
+    console = report_console(sys.stderr if args.json else sys.stdout)
     if drafters:
         _print_drafters(console, drafters, left_out, args.max_drafts)
     if roofline:
         _print_roofline(console, roofline, args.tokens or 1)
     if args.plot:
-        from vllm_specplug.compare.report_format import write_text
-        from vllm_specplug.plan_page import render_plan
-
-        write_text(render_plan(drafters, args.max_drafts), args.plot)
         _say(console, f"plot: {args.plot}")
     if args.json:
         print(json.dumps(numbers, ensure_ascii=False, allow_nan=False))
@@ -125,15 +126,6 @@ def _roofline(args: argparse.Namespace) -> Roofline | None:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _console(as_json: bool) -> Console:
-    from vllm_specplug.compare.terminal import PLAIN_WIDTH
-
-    console = Console(file=sys.stderr if as_json else sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    return console
 
 
 def _print_drafters(console: Console, drafters: Sequence[Drafter], left_out: Mapping[str, str], limit: int) -> None:

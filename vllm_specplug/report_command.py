@@ -12,9 +12,9 @@ from vllm_specplug.compare.asked import NOTHING_MORE, asked_for
 from vllm_specplug.compare.gate import Gate, check_gates, exit_code, parse_gates
 from vllm_specplug.compare.history import Entry
 from vllm_specplug.compare.junit import render_junit
-from vllm_specplug.compare.outputs import Outputs, show_report
+from vllm_specplug.compare.outputs import Outputs, put_out, show_report
 from vllm_specplug.compare.quantity import Known
-from vllm_specplug.compare.report_format import check_writable, read_report, write_report, write_text
+from vllm_specplug.compare.report_format import check_writable, read_report, write_report
 from vllm_specplug.compare.staging_format import SCHEMA as STAGING
 from vllm_specplug.compare.staging_format import read_staging, schema_of
 from vllm_specplug.compare.vllm_bench_report import bench_report, parse_bench_arms
@@ -144,18 +144,16 @@ def _check_arms(report: Mapping[str, Any], path: str, remedy: str) -> None:
 def _show_history(entries: Sequence[Entry], gates: Sequence[Gate], where: Outputs) -> None:
     before, newest = entries[-2].report, entries[-1].report
     outcomes = check_gates(gates, newest)
-    history_show.print_history(entries, sys.stderr if where.as_json else sys.stdout)
-    outputs.print_outcomes(outcomes, where)
-    if where.html:
-        write_text(history_show.history_page(entries), where.html)
-    if where.markdown:
-        write_text(history_show.history_markdown(entries, outcomes), where.markdown)
-    if where.junit:
-        write_text(render_junit(newest, outcomes), where.junit)
-    if where.as_json:
-        over_time = {
+    put_out(
+        where,
+        outcomes,
+        tables=lambda file: history_show.print_history(entries, file),
+        html=lambda: history_show.history_page(entries),
+        markdown=lambda: history_show.history_markdown(entries, outcomes),
+        junit=lambda: render_junit(newest, outcomes),
+        value={
             "reports": history.rows(entries),
             "incomparable": history.incomparable(before, newest),
             "changes": history.changes(before, newest),
-        }
-        outputs.print_json(over_time, outcomes)
+        },
+    )

@@ -7,7 +7,6 @@ from html import escape as escape_html
 from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,7 +15,7 @@ from vllm_specplug.compare.gate import Outcome
 from vllm_specplug.compare.history import HEADER, Entry
 from vllm_specplug.compare.page_parts import Section, document, list_of
 from vllm_specplug.compare.page_parts import table as page_table
-from vllm_specplug.compare.terminal import PLAIN_WIDTH
+from vllm_specplug.console import report_console
 
 _TITLE = "Speculative decoding over time"
 
@@ -27,9 +26,7 @@ def print_history(entries: Sequence[Entry], file: TextIO | None = None) -> None:
     Args:
         entries: two or more, oldest first.
     """
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+    console = report_console(file)
     table = Table(title=_TITLE, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in HEADER:
         table.add_column(heading)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from vllm_specplug.compare.gate import Gate, Outcome, check_gates
 from vllm_specplug.compare.gate_syntax import EXAMPLE
@@ -56,40 +56,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def show_report(report: Mapping[str, Any], gates: Sequence[Gate], outputs: Outputs) -> None:
-    """Print the tables, hold the gates, write the files.
+    """Hold the gates, write the files, print the tables.
 
     Raises:
         CompareError: a file cannot be written.
     """
     outcomes = check_gates(gates, report)
-    print_report(report, file=sys.stderr if outputs.as_json else sys.stdout)
-    print_outcomes(outcomes, outputs)
-    if outputs.html:
-        write_text(render_page(report), outputs.html)
-    if outputs.markdown:
-        write_text(render_markdown(report, outcomes), outputs.markdown)
-    if outputs.junit:
-        write_text(render_junit(report, outcomes), outputs.junit)
-    if outputs.as_json:
-        print_json(dict(report), outcomes)
+    put_out(
+        outputs,
+        outcomes,
+        tables=lambda file: print_report(report, file),
+        html=lambda: render_page(report),
+        markdown=lambda: render_markdown(report, outcomes),
+        junit=lambda: render_junit(report, outcomes),
+        value=report,
+    )
 
 
-def print_outcomes(outcomes: Sequence[Outcome], outputs: Outputs) -> None:
-    """A line per gate."""
-    for outcome in outcomes:
-        print(outcome.line, file=sys.stderr if outputs.as_json else sys.stdout)
+def put_out(
+    outputs: Outputs,
+    outcomes: Sequence[Outcome],
+    *,
+    tables: Callable[[TextIO], None],
+    html: Callable[[], str],
+    markdown: Callable[[], str],
+    junit: Callable[[], str],
+    value: Mapping[str, Any],
+) -> None:
+    """Write the files that are asked for, then print: whoever reads stdout may leave before its end.
 
-
-def print_json(value: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
-    """The last line for programs; `gates` is there only when there are any.
-
+    Args:
+        outcomes: a line for each follows the tables.
+        tables: prints them.
+        value: what goes out as JSON.
     Raises:
-        CompareError: the value holds what JSON cannot (NaN).
+        CompareError: a file cannot be written, or the value holds what JSON cannot (NaN).
     """
-    if outcomes:
-        value = {**value, "gates": [outcome.as_dict() for outcome in outcomes]}
+    messages = sys.stderr if outputs.as_json else sys.stdout
     try:
-        line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        for path, text in ((outputs.html, html), (outputs.markdown, markdown), (outputs.junit, junit)):
+            if path:
+                write_text(text(), path)
+    finally:  # also where a disk is full: hours may have gone into what is shown
+        tables(messages)
+        for outcome in outcomes:
+            print(outcome.line, file=messages)
+    if outputs.as_json:
+        _print_json(value, outcomes)
+
+
+def _print_json(value: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
+    """The last line, for programs; `gates` is there only when there are any."""
+    gates = {"gates": [outcome.as_dict() for outcome in outcomes]} if outcomes else {}
+    try:
+        line = json.dumps({**value, **gates}, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
         raise CompareError(f"the report cannot be printed as JSON: {error}") from error
     print(line)

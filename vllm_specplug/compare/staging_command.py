@@ -7,11 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_specplug.compare import outputs
 from vllm_specplug.compare.gate import check_gates, exit_code
 from vllm_specplug.compare.junit import render_junit
-from vllm_specplug.compare.outputs import Outputs
-from vllm_specplug.compare.report_format import check_writable, write_text
+from vllm_specplug.compare.outputs import Outputs, put_out
+from vllm_specplug.compare.report_format import check_writable
 from vllm_specplug.compare.staging_format import write_staging
 from vllm_specplug.compare.staging_gate import parse_staging_gates
 from vllm_specplug.compare.staging_log import read_staging_log
@@ -48,7 +47,7 @@ def main(args: argparse.Namespace, defaults: Mapping[str, Any]) -> int:
 
 
 def show(report: Mapping[str, Any], fail_if: Sequence[str], where: Outputs) -> int:
-    """Print the tables, hold the gates, write the files.
+    """Hold the gates, write the files, print the tables.
 
     Returns:
         The exit code, as that of `main`.
@@ -58,16 +57,15 @@ def show(report: Mapping[str, Any], fail_if: Sequence[str], where: Outputs) -> i
     where.check()
     gates = parse_staging_gates(fail_if, list(report["results"]), report["baseline"])
     outcomes = check_gates(gates, report)
-    print_staging(report, sys.stderr if where.as_json else sys.stdout)
-    outputs.print_outcomes(outcomes, where)
-    if where.html:
-        write_text(staging_page(report), where.html)
-    if where.markdown:
-        write_text(staging_markdown(report, outcomes), where.markdown)
-    if where.junit:
-        provenance = {**report["provenance"], "vllm": "not in the log"}
-        about = {"target": report["model"], "baseline": report["baseline"], "lossless": {}, "provenance": provenance}
-        write_text(render_junit(about, outcomes), where.junit)
-    if where.as_json:
-        outputs.print_json(dict(report), outcomes)
+    provenance = {**report["provenance"], "vllm": "not in the log"}
+    about = {"target": report["model"], "baseline": report["baseline"], "lossless": {}, "provenance": provenance}
+    put_out(
+        where,
+        outcomes,
+        tables=lambda file: print_staging(report, file),
+        html=lambda: staging_page(report),
+        markdown=lambda: staging_markdown(report, outcomes),
+        junit=lambda: render_junit(about, outcomes),
+        value=report,
+    )
     return exit_code(outcomes)

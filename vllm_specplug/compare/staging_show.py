@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -14,7 +13,7 @@ from vllm_specplug.compare import markdown
 from vllm_specplug.compare.cells import number
 from vllm_specplug.compare.gate import Outcome
 from vllm_specplug.compare.staging_sentences import NAMES
-from vllm_specplug.compare.terminal import PLAIN_WIDTH
+from vllm_specplug.console import report_console
 
 SPEEDS_NOTE = f"Speeds: {', '.join(f'{key} {about}' for key, about in NAMES.items())}; above 1x is faster."
 ERRORS_NOTE = "Errors: of 100 requests, so many more fail than of the baseline's."
@@ -105,9 +104,7 @@ def _spread(interval: Sequence[float] | None, factor: float = 1) -> str:
 
 def print_staging(report: Mapping[str, Any], file: TextIO | None = None) -> None:
     """Print the verdict, what was compared, what each arm did, the split, and what to know before believing it."""
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+    console = report_console(file)
     style = "bold red" if report["recommendation"]["withheld"] else "bold"
     console.print(f"[{style}]Verdict.[/] " + escape(" ".join(report["recommendation"]["sentences"])))
     console.print(_table(title(report), COMPARED, compared_rows(report), num_texts=2))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,18 +15,15 @@ from vllm_specplug.compare.load_show import LoadTable, load_tables
 from vllm_specplug.compare.notes import notes
 from vllm_specplug.compare.power import MAX_PROMPTS, check_effect, prompts_needed
 from vllm_specplug.compare.sentences import sentences
+from vllm_specplug.console import report_console
 
-PLAIN_WIDTH = 120
-"""Columns of tables that go into a file."""
 _HEADINGS = ("ratio (95 %)", "verdict", "tok/s", "tok/fwd", "acc.len", "acc.rate")
 _COLOURS = {"faster": "green", "slower": "red", "no difference": "cyan", "undecided": "yellow"}
 
 
 def print_report(report: Mapping[str, Any], file: TextIO | None = None) -> None:
     """Print the verdict, an overall table, one per arm by category, and what to know before believing them."""
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+    console = report_console(file)
     comparisons = {comparison["arm"]: comparison for comparison in report["comparisons"]}
     console.print("[bold]Verdict.[/bold] " + escape(" ".join(sentences(report))))
     console.print(_overall(report, comparisons))

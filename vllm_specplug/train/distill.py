@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
 from rich.table import Table
 
 from vllm_specplug import theory
+from vllm_specplug.console import Console
 from vllm_specplug.errors import ConfigError, ModelError
 from vllm_specplug.progress import show_progress
 from vllm_specplug.train import command

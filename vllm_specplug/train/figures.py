@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.table import Table
 
+from vllm_specplug.console import Console
 from vllm_specplug.medusa.heads import MedusaHeads
 from vllm_specplug.theory import step_speedup
 from vllm_specplug.train.evaluate import HeadsQuality
