@@ -57,8 +57,9 @@ class Dispatch:
         """
         limits = self._settings.limits
         tried: list[str] = []
+        why = "out"
         while True:
-            arm = self._choose(inquiry, record, tried)
+            arm = self._choose(inquiry, record, tried, why)
             try:
                 return arm, await arm.ask(
                     inquiry.call,
@@ -69,19 +70,21 @@ class Dispatch:
                 )
             except failures.RequestError as failure:
                 tried.append(arm.name)
+                why = failure.reason
                 may_move = failure.kind in ("dead", "timeout") and len(tried) <= limits.max_moves
                 if not may_move or record.elapsed_s >= limits.request_timeout_s:
                     raise
 
-    def _choose(self, inquiry: Inquiry, record: Record, tried: list[str]) -> Arm:
-        weights = self._routing.weights
+    def _choose(self, inquiry: Inquiry, record: Record, tried: list[str], why: str) -> Arm:
+        weights, out = self._routing.weights, self._routing.out
         first = self._routing.first_choice(inquiry.target)
         if not tried:  # whether or not it can have the request: the log must not lose the draw
-            record.exposed(first.name, inquiry.target.by, weights)
+            record.exposed(first.name, inquiry.target.by, weights, out)
         arm = self._routing.choose(inquiry.target, tried)
         if tried or arm is not first:
-            self._meters.count("moved", tried[-1] if tried else first.name)
-            record.exposed(arm.name, "moved", weights)
+            before = tried[-1] if tried else first.name
+            self._meters.count("moved", before)
+            record.exposed(arm.name, "moved", weights, out, (before, why))
         if self._shadow is not None and not tried and inquiry.target.forced is None:
             self._shadow.offer(inquiry, arm.name, lambda: self.record(inquiry, f"{inquiry.id}-shadow"), weights)
         return arm

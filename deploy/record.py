@@ -1,13 +1,14 @@
 """What is kept of one request: the lines of the exposure log and the counts.
 
-`exposure` when an arm is chosen, again when the request moves on; `outcome` once at its end. Nothing that a user wrote
+`exposure` when an arm is chosen, again when the request moves on, then with the arm that was out; `outcome` once at
+its end. Nothing that a user wrote
 or read is in them, and users only as a keyed hash. The format is read by `specplug compare`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -70,8 +71,20 @@ class Record:
         """Since the request came."""
         return time.monotonic() - self._began
 
-    def exposed(self, arm: str, by: By, weights: Mapping[str, float]) -> None:
-        """An arm was chosen."""
+    def exposed(
+        self,
+        arm: str,
+        by: By,
+        weights: Mapping[str, float],
+        out: Sequence[str] | None = None,
+        instead_of: tuple[str, str] | None = None,
+    ) -> None:
+        """An arm was chosen.
+
+        Args:
+            out: arms that were not up at that moment; None: nobody looked.
+            instead_of: for "moved", the arm that it passed by or left, and why in a word.
+        """
         self._leave()
         self._is_shadow = by == "shadow"
         self._meters.count("shadow_requests" if self._is_shadow else "requests", arm)
@@ -90,6 +103,8 @@ class Record:
                 "stream": subject.stream,
                 "call": subject.call,
                 "router": subject.router,
+                **({} if out is None else {"out": list(out)}),
+                **({} if instead_of is None else {"instead_of": instead_of[0], "why": instead_of[1]}),
             },
         )
 

@@ -104,6 +104,11 @@ class Routing:
             raise failures.no_arm(max(0.0, min(arm.health.check_in_s for arm in order)))
         return able[0]
 
+    @property
+    def out(self) -> list[str]:
+        """Arms that are not up: they get no requests, or one at a time."""
+        return [name for name, arm in self._arms.items() if arm.health.state != "up"]
+
     def _order(self, target: Target) -> list[Arm]:
         if target.forced is not None:
             return [self._arms[target.forced]]

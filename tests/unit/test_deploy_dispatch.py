@@ -167,6 +167,9 @@ class Case:
     def exposures(self) -> list[tuple[str, str]]:
         return [(line["arm"], line["by"]) for line in self.lines if line["event"] == "exposure"]
 
+    def failovers(self) -> list[tuple[str, str]]:
+        return [(line["instead_of"], line["why"]) for line in self.lines if line.get("by") == "moved"]
+
 
 def run(test: Callable[[Case], Awaitable[None]]) -> Callable[[], None]:
     """A test in an event loop of its own."""
@@ -199,6 +202,7 @@ async def test_death_moves_a_request_on_under_another_id(case: Case) -> None:
     assert case.exposures() == [(case.order[0], "sticky"), (case.order[1], "moved")]
     assert arm.name == case.order[1]
     assert case.first(1).bodies[0].fields["request_id"] == "id-1"
+    assert case.failovers() == [(case.order[0], "arm_died")]
     assert case.meters.of(case.order[0])["moved"] == 1
     assert case.meters.of(case.order[0])["in_flight"] == 0
     assert case.meters.of(case.order[1])["in_flight"] == 1
@@ -210,6 +214,7 @@ async def test_no_first_byte_in_time_moves_a_request_on_and_ends_it_at_the_arm(c
     case.first().behaviour = waits
     arm, _ = await case.ask()
     assert arm.name == case.order[1]
+    assert case.failovers() == [(case.order[0], "timeout")]
     assert case.first().calls[0].is_cancelled
     assert case.arms[case.order[0]].health.state == "up"  # once is no pattern
 
@@ -235,6 +240,7 @@ async def test_request_moves_at_most_so_often(case: Case) -> None:
         await case.ask()
     assert (error.value.status, error.value.reason) == (503, "arm_died")
     assert [arm for arm, _ in case.exposures()] == case.order
+    assert case.failovers() == [(arm, "arm_died") for arm in case.order[:2]]
     assert case.lines[-1]["event"] == "outcome"
     assert (case.lines[-1]["status"], case.lines[-1]["error"], case.lines[-1]["num_moves"]) == (503, "arm_died", 2)
     assert all(case.meters.of(arm)["in_flight"] == 0 for arm in "abc")
@@ -293,7 +299,24 @@ async def test_request_of_an_arm_that_is_out_goes_to_its_second_choice(case: Cas
     assert arm.name == case.order[1]
     assert case.exposures() == [(case.order[0], "sticky"), (case.order[1], "moved")]  # the draw is not lost
     assert case.record.num_moves == 1
+    assert case.failovers() == [(case.order[0], "out")]
     assert not case.first().calls
+
+
+@run
+async def test_each_exposure_says_which_arms_were_out_when_it_was_made(case: Case) -> None:
+    first, second, third = case.order
+    await case.ask()
+    case.arms[third].health.did_not_pass("gone")
+    case.first().behaviour = dies
+    await case.ask()
+    outs = [(line["arm"], line["by"], line["out"]) for line in case.lines if line["event"] == "exposure"]
+    # The state before the request: what it did to its arm itself stands in the next line.
+    assert outs == [
+        (first, "sticky", []),
+        (first, "sticky", [third]),
+        (second, "moved", sorted([first, third])),
+    ]
 
 
 @run

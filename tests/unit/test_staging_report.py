@@ -334,3 +334,129 @@ def test_every_text_is_escaped(tmp_path: Path) -> None:
     for text in (staging_page(report), staging_markdown(report)[:folded]):
         assert "<script>alert" not in text
         assert "&lt;script&gt;alert" in text
+
+
+# An arm that is out.
+
+
+def failover() -> list[dict[str, Any]]:
+    """By hand: while medusa is out, the baseline has its two requests besides two of its own, and is slow."""
+    out = {"out": ["medusa"]}
+    lines = [
+        exposure("a", "baseline", unit="u1", out=[]),
+        outcome("a", "baseline", e2e_s=2.0, tokens=10),
+        exposure("b", "medusa", unit="u2", out=[]),
+        outcome("b", "medusa", e2e_s=4.0, tokens=10),
+    ]
+    for name, unit in (("c", "u3"), ("d", "u4")):
+        lines += [exposure(name, "baseline", unit=unit, **out), outcome(name, "baseline", e2e_s=20.0, tokens=10)]
+    for name, end in (("e", {}), ("f", {"status": 503, "error": "arm_died"})):
+        lines += [
+            exposure(name, "medusa", unit="u5", **out),
+            exposure(name, "baseline", "moved", unit="u5", instead_of="medusa", why="out", **out),
+            outcome(name, "baseline", e2e_s=20.0, tokens=10, num_moves=1, **end),
+        ]
+    return lines
+
+
+def test_answers_in_place_of_an_arm_that_is_out_count_for_nobody_s_speed_and_for_its_own_arm_s_errors(
+    tmp_path: Path,
+) -> None:
+    report = report_of(tmp_path, failover())
+    validate_staging(report)
+    baseline, medusa = report["results"]["baseline"], report["results"]["medusa"]
+    assert (baseline["requests"], baseline["failed"], baseline["stood_in"]) == (3, 0, 2)
+    assert baseline["stood_in_for"] == {"medusa": 2}
+    assert baseline["output_tokens"] == 30
+    assert (medusa["requests"], medusa["failed"], medusa["moved"], medusa["stood_in"]) == (3, 1, 2, 0)
+    assert report["comparisons"][0]["errors"]["difference"] == pytest.approx(1 / 3)
+
+
+def test_requests_drawn_while_either_arm_was_out_are_in_no_speed_compared(tmp_path: Path) -> None:
+    comparison = report_of(tmp_path, failover())["comparisons"][0]
+    assert comparison["drawn_while_out"] == [2, 2]
+    # One request of each is left: 10 tokens in 4 s over 10 in 2 s. With all, the baseline would have 30 in 42 s.
+    assert comparison["speeds"]["e2e"]["requests"] == [1, 1]
+    assert comparison["speeds"]["e2e"]["ratio"] == pytest.approx(0.5)
+    old = [{key: value for key, value in line.items() if key != "out"} for line in failover()]
+    assert report_of(tmp_path, old)["comparisons"][0]["speeds"]["e2e"]["ratio"] == pytest.approx((10 / 4) / (30 / 42))
+
+
+def test_third_arm_that_is_out_leaves_the_other_two_comparable(tmp_path: Path) -> None:
+    weights = {"baseline": 1.0, "medusa": 1.0, "third": 1.0}
+    lines = [line | ({"weights": weights, "out": ["third"]} if "out" in line else {}) for line in failover()[:8]]
+    third = [exposure("z", "third", unit="u9", weights=weights, out=[]), outcome("z", "third")]
+    report = report_of(tmp_path, [*lines, *third])
+    assert [row["drawn_while_out"] for row in report["comparisons"]] == [[0, 0], [0, 3]]
+
+
+def test_report_says_what_it_does_with_failover(tmp_path: Path) -> None:
+    said = report_of(tmp_path, failover())["remarks"]
+    for expected in (
+        "medusa: 2 requests drawn for it were moved to another arm, or back to it after a failure; they count among "
+        "its errors, not in its speeds.",
+        "baseline: 2 requests that were drawn for others ended with it, because their arm was out or failed (medusa "
+        "2); no draw gave it these, so they are in none of its numbers.",
+        "medusa or baseline was out when 2 and 2 of their requests were drawn; these are in none of the speeds "
+        "compared, since one arm then has the load of two.",
+    ):
+        assert expected in said, expected
+    old = [{key: value for key, value in line.items() if key != "out"} for line in failover()]
+    assert any(
+        line.endswith("Hours in which it was out are in the others' speeds alone.")
+        for line in report_of(tmp_path, old)["remarks"]
+    )
+
+
+def with_outages(lines: list[dict[str, Any]], tell: bool) -> list[dict[str, Any]]:
+    """The same with medusa out for every third user: the baseline answers all of them, three times as slowly."""
+    found = []
+    for line in lines:
+        user = int(line["request_id"].partition("-")[0])
+        if user % 3:
+            found.append(line | ({"out": []} if tell and line["event"] == "exposure" else {}))
+            continue
+        if line["event"] == "exposure":
+            told = line | ({"out": ["medusa"]} if tell else {})
+            found.append(told)
+            if line["arm"] == "medusa":
+                found.append(told | {"arm": "baseline", "by": "moved", "instead_of": "medusa", "why": "out"})
+        else:
+            moved = {"num_moves": 1} if line["arm"] == "medusa" else {}
+            slow = {"e2e_s": 3 * line["e2e_s"], "ttft_s": 3 * line["ttft_s"]}
+            found.append(line | slow | moved | {"arm": "baseline"})
+    return found
+
+
+def test_outages_of_an_arm_do_not_make_it_look_faster(tmp_path: Path) -> None:
+    lines = drawn_lines(np.random.default_rng(4), 1500, spread=0.3)
+    report = report_of(tmp_path, with_outages(lines, tell=True))
+    assert {speed["verdict"] for speed in report["comparisons"][0]["speeds"].values()} == {"undecided"}
+    # So it would be if the log did not say when the arm was out.
+    report = report_of(tmp_path, with_outages(lines, tell=False))
+    assert {speed["verdict"] for speed in report["comparisons"][0]["speeds"].values()} == {"faster"}
+
+
+def test_arm_that_is_to_be_shipped_but_was_out_is_said_to_have_been(tmp_path: Path) -> None:
+    lines = drawn_lines(np.random.default_rng(4), 1500, spread=0.3, slowdown=0.5)
+    sentences = report_of(tmp_path, with_outages(lines, tell=True))["recommendation"]["sentences"]
+    assert sentences[0].startswith("Ship medusa: ")
+    assert sentences[1].startswith("Before you ship medusa: ")
+    assert " requests had to leave it, because it was out or failed; no speed above holds that" in sentences[1]
+    assert len(report_of(tmp_path, lines)["recommendation"]["sentences"]) == 1
+
+
+def test_report_of_a_former_version_is_shown_without_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = report_of(tmp_path, failover())
+    del report["log"]["knows_who_was_out"]
+    for result in report["results"].values():
+        del result["stood_in"], result["stood_in_for"]
+    for comparison in report["comparisons"]:
+        del comparison["drawn_while_out"]
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps(report))
+    assert cli.main(["report", str(file), "--html", str(tmp_path / "r.html")]) == 0
+    assert cli.main(["report", str(file), "--fail-if", "baseline.stood_in > 0"]) == 2
+    assert "baseline.stood_in is null" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 Only requests that a draw by the weights gave to their arm count. A request that moved on to another arm stays with its
 own for errors (intention to treat: who moves is not random), and out of the speeds, which are of the arm that answered.
+What an arm answers in place of another one counts nowhere for it: no draw gave it that.
 """
 
 from __future__ import annotations
@@ -111,6 +112,15 @@ def compare_errors(
     if found.interval is not None and not rule.too_noisy:
         judged = "more" if found.interval[0] > 0 else "fewer" if found.interval[1] < 0 else "undecided"
     return ErrorComparison(found, judged)
+
+
+def while_in(requests: Sequence[StagedRequest], *arms: str) -> list[StagedRequest]:
+    """Those that were drawn while none of these arms was out.
+
+    While an arm is out the others have its load, and it has none of it. Which arm a request is drawn for has nothing to
+    do with who is out at that moment, so leaving such moments out of both arms leaves a fair comparison of the rest.
+    """
+    return [request for request in requests if not request.was_out(*arms)]
 
 
 def answered(requests: Sequence[StagedRequest]) -> list[StagedRequest]:

@@ -24,6 +24,8 @@ from vllm_specplug.compare.json_checks import (
     TEXT,
     Fields,
     check_fields,
+    check_present,
+    is_count,
     nullable,
 )
 from vllm_specplug.compare.report_format import VERDICTS, read_json, write_text
@@ -32,6 +34,11 @@ from vllm_specplug.errors import CompareError
 SCHEMA = "specplug.staging-report/1"
 SPEED_NAMES = ("e2e", "tpot", "ttft")
 ERROR_VERDICTS = ("more", "fewer", "undecided")
+
+
+def _two_counts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(is_count, value))
+
 
 _TOP: Fields = {
     "schema": (lambda value: value == SCHEMA, repr(SCHEMA)),
@@ -65,6 +72,9 @@ _RESULT: Fields = {
     "output_tokens_per_s": nullable(NUMBER),
     **dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms"), nullable(PERCENTILES)),
 }
+#: Reports of former versions lack them.
+_RESULT_MAY: Fields = {"stood_in": COUNT, "stood_in_for": OBJECT}
+_COMPARISON_MAY: Fields = {"drawn_while_out": (_two_counts, "two counts")}
 _SPEED: Fields = {
     "ratio": nullable(NUMBER),
     "interval": nullable(INTERVAL),
@@ -87,9 +97,11 @@ def validate_staging(report: Any) -> None:
     check_fields(report["split"], _SPLIT, "split")
     for arm, result in report["results"].items():
         check_fields(result, _RESULT, f"results.{arm}")
+        check_present(result, _RESULT_MAY, f"results.{arm}")
     for index, comparison in enumerate(report["comparisons"]):
         where = f"comparisons[{index}]"
         check_fields(comparison, {"arm": TEXT, "speeds": OBJECT}, where)
+        check_present(comparison, _COMPARISON_MAY, where)
         for name in SPEED_NAMES:
             if name not in comparison["speeds"]:
                 raise CompareError(f"{where}.speeds.{name} is missing; expected an object")

@@ -19,6 +19,7 @@ OWN_METRICS = (
     "failed",
     "cancelled",
     "moved",
+    "stood_in",
     "without_outcome",
     "output_tokens",
     "output_tokens_per_s",
@@ -61,7 +62,7 @@ def _own(result: Mapping[str, Any] | None, path: Sequence[str]) -> Any:
         return None
     if list(path) == ["errors", "share"]:
         return result["error_share"]
-    value = result[path[0]]
+    value = result.get(path[0])  # reports of former versions lack some
     return value if value is None or len(path) == 1 else value[path[1]]
 
 

@@ -13,16 +13,18 @@ from typing import Any
 
 from vllm_specplug import strict_json
 from vllm_specplug.compare.json_checks import (
+    FLAG,
+    TEXT,
+    Field,
     Fields,
     check_fields,
     check_present,
     is_count,
-    is_flag,
     is_list,
     is_number,
     is_object,
     is_text,
-    or_null,
+    nullable,
 )
 from vllm_specplug.errors import CompareError
 
@@ -113,34 +115,33 @@ def _weights(value: Any) -> bool:
     return is_object(value) and all(map(_name, value)) and all(map(_amount, value.values())) and any(value.values())
 
 
+_NAME: Field = (_name, "a printable text")
+_SECONDS: Field = (_amount, "seconds")
 _LINE: Fields = {
     "schema": (lambda value: value == SCHEMA, repr(SCHEMA)),
     "event": (lambda value: value in ("exposure", "outcome"), "'exposure' or 'outcome'"),
-    "request_id": (is_text, "a text"),
+    "request_id": TEXT,
     "time_s": (_moment, "seconds since 1970"),
 }
 _EXPOSURE: Fields = {
-    "model": (_name, "a printable text"),
-    "arm": (_name, "a printable text"),
+    "model": _NAME,
+    "arm": _NAME,
     "by": (lambda value: value in REASONS, "one of " + ", ".join(map(repr, REASONS))),
-    "unit": (or_null(is_text), "a text or null"),
+    "unit": nullable(TEXT),
     "weights": (_weights, "printable names of arms, each with a number from 0 to 1e9, not all of them 0"),
-    "stream": (is_flag, "true or false"),
-}
-#: Logs of former versions lack them.
-_EXPOSURE_MAY: Fields = {
-    "out": (or_null(_names), "a list of arms or null"),
-    "instead_of": (or_null(_name), "a printable text or null"),
+    "stream": FLAG,
 }
 _OUTCOME: Fields = {
     "status": (_count, "a count"),
-    "error": (or_null(_name), "a printable text or null"),
-    "ttft_s": (or_null(_amount), "seconds or null"),
-    "e2e_s": (_amount, "seconds"),
-    "num_output_tokens": (or_null(_count), "a count or null, up to 1e9"),
+    "error": nullable(_NAME),
+    "ttft_s": nullable(_SECONDS),
+    "e2e_s": _SECONDS,
+    "num_output_tokens": nullable((_count, "a count up to 1e9")),
     "num_moves": (_count, "a count"),
 }
-_OUTCOME_MAY: Fields = {"arm": (or_null(_name), "a printable text or null")}
+#: Logs of former versions lack them.
+_EXPOSURE_MAY: Fields = {"out": nullable((_names, "a list of arms")), "instead_of": nullable(_NAME)}
+_OUTCOME_MAY: Fields = {"arm": nullable(_NAME)}
 _EXPOSED = ("time_s", *_EXPOSURE)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ from vllm_specplug.compare.staging_compare import (
     answered,
     compare_errors,
     compare_speed,
+    while_in,
 )
 from vllm_specplug.compare.staging_format import SCHEMA
 from vllm_specplug.compare.staging_lines import RANDOMISED, REASONS
@@ -50,6 +51,10 @@ def staging_report(
     others = [arm for arm, requests in drawn.items() if requests and arm != baseline]
     if not others:
         raise CompareError(f"all requests were drawn for {baseline!r}; there is nothing to compare it with")
+    # What an arm answered in place of others that were out: no draw gave it these requests.
+    stood_in = {
+        arm: Counter(one.arm for one in log.requests if one.randomised and one.stand_in == arm) for arm in log.arms
+    }
     split = check_split(log.requests, log.arms)
     judged = Rule(rule.seed, rule.margin, split.mismatch, rule.num_resamples)
     times = [request.exposure.time_s for request in log.requests]
@@ -71,6 +76,7 @@ def staging_report(
         "log": {
             "files": list(log.files),
             **log.counts,
+            "knows_who_was_out": any(request.exposure.out is not None for request in log.requests),
             "by": {reason: sum(request.by == reason for request in log.requests) for reason in REASONS},
         },
         "split": {
@@ -80,21 +86,30 @@ def staging_report(
             "mismatch": split.mismatch,
             "units_in_several_arms": split.units_in_several_arms,
         },
-        "results": {arm: _result(drawn[arm]) for arm in [baseline, *others]},
-        "comparisons": [
-            {
-                "arm": arm,
-                "against": baseline,
-                "speeds": {
-                    speed.name: _speed(compare_speed(speed, drawn[arm], drawn[baseline], judged)) for speed in SPEEDS
-                },
-                "errors": _errors(compare_errors(drawn[arm], drawn[baseline], judged)),
+        "results": {
+            arm: {
+                **_result(drawn[arm]),
+                "stood_in": stood_in[arm].total(),
+                "stood_in_for": dict(stood_in[arm]),
             }
-            for arm in others
-        ],
+            for arm in [baseline, *others]
+        },
+        "comparisons": [_comparison(arm, baseline, drawn, judged) for arm in others],
         "apart": {reason: _apart(log.requests, reason) for reason in REASONS if reason not in RANDOMISED},
     }
     return {**report, "remarks": remarks(report), "recommendation": recommendation(report)}
+
+
+def _comparison(arm: str, baseline: str, drawn: Mapping[str, Sequence[StagedRequest]], rule: Rule) -> dict[str, Any]:
+    """Speeds of the requests drawn while both arms were in; errors of all."""
+    ours, theirs = (while_in(drawn[name], arm, baseline) for name in (arm, baseline))
+    return {
+        "arm": arm,
+        "against": baseline,
+        "drawn_while_out": [len(drawn[arm]) - len(ours), len(drawn[baseline]) - len(theirs)],
+        "speeds": {speed.name: _speed(compare_speed(speed, ours, theirs, rule)) for speed in SPEEDS},
+        "errors": _errors(compare_errors(drawn[arm], drawn[baseline], rule)),
+    }
 
 
 def _result(requests: Sequence[StagedRequest]) -> dict[str, Any]:

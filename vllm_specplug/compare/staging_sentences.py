@@ -40,6 +40,12 @@ def recommendation(report: Mapping[str, Any]) -> dict[str, Any]:
         if found[row["arm"]] == "undecided"
     }
     lines = [_line(row, found[row["arm"]], report, more.get(row["arm"])) for row in report["comparisons"]]
+    lines += [
+        line
+        for row in report["comparisons"]
+        if found[row["arm"]] in ("ship", "weigh")
+        for line in _caution(row, report)
+    ]
     lines += _between([row for row in report["comparisons"] if found[row["arm"]] == "ship"])
     return {"sentences": lines, "withheld": None, "arms": found, "more_units": more}
 
@@ -77,6 +83,18 @@ def _line(row: Mapping[str, Any], judged: str, report: Mapping[str, Any], more: 
     if more is None:
         return f"{name} is undecided: how many more {who} would tell cannot be said."
     return f"{name} is undecided: about {_about(more)} more {who} would tell."
+
+
+def _caution(row: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
+    """An arm that is out while others answer for it fails nobody and is slow for nobody; so it is said."""
+    name = row["arm"]
+    moved, requests = report["results"][name]["moved"], report["results"][name]["requests"]
+    if moved <= LOST_SHARE * requests:
+        return []
+    return [
+        f"Before you ship {name}: {moved:,} of its {requests:,} requests had to leave it, because it was out or "
+        "failed; no speed above holds that, and errors only those that nobody else could answer."
+    ]
 
 
 def _those(row: Mapping[str, Any], verdict: str) -> str:
@@ -157,10 +175,25 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
                 "per token."
             )
         if result["moved"]:
+            hours = (
+                "" if log.get("knows_who_was_out") else " Hours in which it was out are in the others' speeds alone."
+            )
             lines.append(
                 f"{arm}: {result['moved']:,} requests drawn for it were moved to another arm, or back to it after a "
-                "failure; they count among its errors, not in its speeds. Hours in which it was out are in the others' "
-                "speeds alone."
+                f"failure; they count among its errors, not in its speeds.{hours}"
+            )
+        if result.get("stood_in"):
+            whom = ", ".join(f"{other} {count:,}" for other, count in result["stood_in_for"].items())
+            lines.append(
+                f"{arm}: {result['stood_in']:,} requests that were drawn for others ended with it, because their arm "
+                f"was out or failed ({whom}); no draw gave it these, so they are in none of its numbers."
+            )
+    for row in report["comparisons"]:
+        ours, theirs = row.get("drawn_while_out", (0, 0))
+        if ours or theirs:
+            lines.append(
+                f"{row['arm']} or {row['against']} was out when {ours:,} and {theirs:,} of their requests were drawn; "
+                "these are in none of the speeds compared, since one arm then has the load of two."
             )
     for reason, arms in report["apart"].items():
         if arms:

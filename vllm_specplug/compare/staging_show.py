@@ -18,7 +18,19 @@ from vllm_specplug.console import report_console
 SPEEDS_NOTE = f"Speeds: {', '.join(f'{key} {about}' for key, about in NAMES.items())}; above 1x is faster."
 ERRORS_NOTE = "Errors: of 100 requests, so many more fail than of the baseline's."
 COMPARED = ("arm", "speed", "ratio (many looks)", "verdict", "requests", "users", "one look (95 %)", "p (ranks)")
-MEASURED = ("arm", "requests", "users", "failed", "cancelled", "moved", "lost", "tok/s", "ttft p50/p90/p99", "tpot")
+MEASURED = (
+    "arm",
+    "requests",
+    "users",
+    "failed",
+    "cancelled",
+    "moved",
+    "stood in",
+    "lost",
+    "tok/s",
+    "ttft p50/p90/p99",
+    "tpot",
+)
 SPLIT = ("arm", "drawn", "expected")
 
 
@@ -54,7 +66,7 @@ def measured_rows(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, .
             arm,
             f"{result['requests']:,}",
             f"{result['units']:,}",
-            *(f"{result[key]:,}" for key in ("failed", "cancelled", "moved", "without_outcome")),
+            *(f"{result.get(key, 0):,}" for key in ("failed", "cancelled", "moved", "stood_in", "without_outcome")),
             number(result["output_tokens_per_s"], 1),
             _percentiles(result["ttft_ms"]),
             _percentiles(result["tpot_ms"]),
