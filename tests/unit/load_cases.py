@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from report_cases import NOWHERE
+
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.asked import NOTHING_MORE, Asked
 from vllm_specplug.compare.levels import LoadPlan, parse_levels
@@ -121,14 +123,7 @@ def report_under_load(
                 "num_passes": 2,
                 "load": plan.as_json(),
             },
-            provenance={
-                "specplug": "0",
-                "vllm": "0",
-                "commit": None,
-                "argv": [],
-                "machine": {},
-                "started_at": "2026-01-01T00:00:00+00:00",
-            },
+            provenance=NOWHERE,
             asked=asked,
             loaded=Loaded(
                 plan,

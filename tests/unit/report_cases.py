@@ -6,6 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+NOWHERE = {
+    "specplug": "0",
+    "vllm": "0",
+    "commit": None,
+    "argv": [],
+    "machine": {},
+    "started_at": "2026-01-01T00:00:00+00:00",
+}
+"""The provenance of runs that nobody made."""
+
 
 def result(tokens_per_s: float, tpot_ms: float, drafts: bool) -> dict[str, Any]:
     return {

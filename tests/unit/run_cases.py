@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from report_cases import NOWHERE
 
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.measure import Answer, Block
@@ -48,13 +49,6 @@ def run_of_itself(
             differences={"baseline_again": []},
             num_prompt_tokens={prompt.id: 5 for prompt in prompts},
             settings={"seed": 0, "margin": 0.03, "near_tie_tolerance": 0.0},
-            provenance={
-                "specplug": "0",
-                "vllm": "0",
-                "commit": None,
-                "argv": [],
-                "machine": {},
-                "started_at": "2026-01-01T00:00:00+00:00",
-            },
+            provenance=NOWHERE,
         )
     )
