@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -240,3 +240,15 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """To be imported by tests that ask this machine: a proxy would answer for it."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    with serving(Fake()) as one:
+        yield one
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[Fake, Fake]]:
+    with ExitStack() as stack:
+        yield stack.enter_context(serving(Fake())), stack.enter_context(serving(Fake()))

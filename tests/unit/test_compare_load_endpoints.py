@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint_server import MODEL, Fake, counters, no_proxy, ordinary, serving
+from endpoint_server import MODEL, Fake, counters, no_proxy, ordinary, serving, two
 
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.endpoint import MAX_FAILED_IN_A_ROW, EndpointArm, EndpointSettings
@@ -26,7 +24,7 @@ from vllm_specplug.compare.settings import CompareSettings
 from vllm_specplug.compare.workload import Workload
 from vllm_specplug.errors import CompareError
 
-__all__ = ["no_proxy"]  # a fixture
+__all__ = ["no_proxy", "two"]  # fixtures
 
 QUICK = EndpointSettings(timeout_s=20)
 SETTINGS = CompareSettings(max_tokens=6, num_passes=1)
@@ -35,12 +33,6 @@ PROMPTS = tuple(
     Prompt(f"p{index}", f"c{index % 2}", f"text {index}", arrival_s=index / 50) for index in range(NUM_PROMPTS)
 )
 WORKLOAD = Workload("made-up", "0" * 64, PROMPTS)
-
-
-@pytest.fixture
-def two() -> Iterator[tuple[Fake, Fake]]:
-    with ExitStack() as stack:
-        yield stack.enter_context(serving(Fake())), stack.enter_context(serving(Fake()))
 
 
 class Seats:
