@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from endpoint_server import MODEL, Fake, no_proxy, serving
 from test_compare_gate import checked
 from test_compare_report import make_report
 
 from vllm_specplug import cli
 from vllm_specplug.compare import run
+from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.asked import Asked
 from vllm_specplug.compare.cost import Price, cost_per_million_tokens, price_of
+from vllm_specplug.compare.endpoint_address import Endpoint
 from vllm_specplug.compare.goodput import Slo, goodput, parse_slo
 from vllm_specplug.compare.markdown import render_markdown
 from vllm_specplug.compare.measure import Answer, Block
 from vllm_specplug.compare.notes import notes
 from vllm_specplug.compare.page import render_page
+from vllm_specplug.compare.prompt import Prompt
 from vllm_specplug.compare.report_format import validate
 from vllm_specplug.compare.statistics import summarise
 from vllm_specplug.compare.terminal import print_report
+from vllm_specplug.compare.workload import Workload
 from vllm_specplug.errors import CompareError
 
+__all__ = ["no_proxy"]  # a fixture
 ASKED = Asked(parse_slo("ttft_ms<200,e2e_ms<1500"), Price(1.8, 2))
 
 
@@ -70,6 +77,50 @@ def test_categories_weigh_the_same() -> None:
 def test_category_that_misses_everything_does_not_hide_the_others() -> None:
     blocks = [block("a", 1.0, (10, 0.1, 1.0)), block("b", 1.0, (10, 0.9, 1.0))]
     assert goodput(blocks, parse_slo("ttft_ms<200")) == pytest.approx({"share": 0.5, "output_tokens_per_s": 5.0})
+
+
+def with_failures(made: Block, num_failed: int) -> Block:
+    failed = tuple(Answer(f"f{index}", 0, (), None, 0.0, 0.0, None, "timeout: x") for index in range(num_failed))
+    return replace(made, answers=made.answers + failed)
+
+
+def test_request_that_failed_missed_its_slo_by_hand() -> None:
+    # Of five requests two failed and one was slow: 2 of 5, and 30 of 60 tokens, in 3 s + 1 s.
+    first = with_failures(block("a", 3.0, (10, 0.1, 1.0), (30, 0.9, 3.0)), 1)
+    second = with_failures(block("a", 1.0, (20, 0.1, 1.0)), 1)
+    found = goodput([first, second], parse_slo("ttft_ms<200"))
+    assert found == pytest.approx({"share": 2 / 5, "output_tokens_per_s": 30 / 4})
+
+
+def test_category_of_which_nothing_was_answered_counts_as_missed() -> None:
+    # a: all good, at 10 tokens a second; b: both failed, so it has no speed, and shares of 0: half of 10.
+    blocks = [block("a", 1.0, (10, 0.1, 1.0)), with_failures(block("b", 0.0), 2)]
+    assert goodput(blocks, parse_slo("ttft_ms<200")) == pytest.approx({"share": 0.5, "output_tokens_per_s": 5.0})
+    assert goodput(blocks[1:], parse_slo("ttft_ms<200")) == {"share": 0.0, "output_tokens_per_s": 0.0}
+
+
+def test_goodput_of_an_endpoint_holds_what_its_speed_leaves_out(no_proxy: None) -> None:
+    """Every fourth prompt of 16 fails in one arm, in both passes; no limit is missed by any that is answered."""
+    prompts = tuple(Prompt(f"p{index}", f"c{index % 2}", f"text {index + 10}") for index in range(16))
+    with serving(Fake()) as base, serving(Fake()) as other:
+        other.spoilt = [[ord(char) % 100 for char in f"u:{prompt.text};"] for prompt in prompts[1::4]]
+        report = run.run_compare(
+            None,
+            [Arm("base", endpoint=Endpoint(base.url, MODEL)), Arm("other", endpoint=Endpoint(other.url, MODEL))],
+            Workload("made-up", "0" * 64, prompts),
+            run.CompareSettings(max_tokens=4),
+            baseline="base",
+            extra=Asked(parse_slo("e2e_ms<60000")),
+        )
+    validate(report)
+    found = report["results"]["other"]
+    assert found["errors"]["failed"] == 8
+    # All spoilt ones are of c1: 4 of its 8 prompts. Its speed is of the others, which all are good.
+    assert found["categories"]["c1"]["goodput"]["share"] == 0.5
+    assert found["categories"]["c0"]["goodput"]["share"] == 1.0
+    assert found["overall"]["goodput"]["share"] == 0.75
+    assert found["categories"]["c1"]["output_tokens"] == 2 * 4 * 4
+    assert report["results"]["base"]["overall"]["goodput"]["share"] == 1.0
 
 
 def test_slo_is_read_with_spaces_and_printed_in_one_order() -> None:

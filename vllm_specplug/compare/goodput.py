@@ -67,10 +67,14 @@ def parse_slo(text: str) -> Slo:
 def goodput(blocks: Sequence[Block], slo: Slo | None) -> dict[str, float] | None:
     """The report's `goodput` of one arm over some blocks; None when no SLO was asked for.
 
+    Args:
+        blocks: with the requests that failed, which missed any SLO, and what was asked at once with them. Their seconds
+            end with the last answer, so that only shares know what was not answered.
     Returns:
         share: of the requests, those that meet the SLO. output_tokens_per_s: the arm's speed times the share of its
         output tokens that are theirs; within a category that is their tokens / seconds of all blocks. Both shares are
-        means over the categories, which weigh the same, as in the speed itself.
+        means over the categories, which weigh the same, as in the speed itself; one of which nothing was answered has
+        no speed, and shares of 0.
     """
     if slo is None:
         return None
@@ -79,7 +83,9 @@ def goodput(blocks: Sequence[Block], slo: Slo | None) -> dict[str, float] | None
         by_category.setdefault(block.category, []).extend(block.answers)
     shares = [_shares(answers, slo) for answers in by_category.values()]
     of_requests, of_tokens = (sum(column) / len(shares) for column in zip(*shares, strict=True))
-    return {"share": of_requests, "output_tokens_per_s": overall_speed(prompt_speeds(blocks)) * of_tokens}
+    answered = {name for name, answers in by_category.items() if any(answer.token_ids for answer in answers)}
+    speed = overall_speed(prompt_speeds([block for block in blocks if block.category in answered])) if answered else 0.0
+    return {"share": of_requests, "output_tokens_per_s": speed * of_tokens}
 
 
 def _shares(answers: Sequence[Answer], slo: Slo) -> tuple[float, float]:
@@ -90,13 +96,15 @@ def _shares(answers: Sequence[Answer], slo: Slo) -> tuple[float, float]:
 
 
 def meets(answer: Answer, slo: Slo) -> bool:
-    """Whether a request that was answered stayed below all limits."""
-    return slo.met_by(answer.ttft_s, answer.tpot_s, answer.e2e_s)
+    """Whether a request was answered and stayed below all limits."""
+    return answer.error is None and slo.met_by(answer.ttft_s, answer.tpot_s, answer.e2e_s)
 
 
 def goodput_note(slo: str) -> str:
     """What the column means, for people."""
-    return f"Goodput: requests that stay below all of {slo}, and output tokens a second of theirs."
+    return (
+        f"Goodput: requests that stay below all of {slo} (none that failed does), and output tokens a second of theirs."
+    )
 
 
 def goodput_text(value: Any) -> str:

@@ -125,7 +125,7 @@ def _acceptance(answers: Sequence[Answer], runs: Sequence[Block]) -> dict[str, A
 def _goodput(requests: Sequence[Answer], seconds: float, slo: Slo | None) -> dict[str, float] | None:
     if slo is None:
         return None
-    good = [answer for answer in requests if answer.error is None and meets(answer, slo)]
+    good = [answer for answer in requests if meets(answer, slo)]
     tokens = sum(len(answer.token_ids) for answer in good)
     return {"share": len(good) / len(requests), "output_tokens_per_s": tokens / seconds if seconds else 0.0}
 

@@ -48,6 +48,8 @@ class Measured:
     asked: Asked = NOTHING_MORE
     failures: Mapping[str, Failures] = field(default_factory=dict)
     """By arm, of running endpoints; `blocks` are without what failed."""
+    asked_blocks: Mapping[str, Sequence[Block]] = field(default_factory=dict)
+    """By arm of which something failed: `blocks` with that, which goodput counts as missed."""
     loaded: Loaded | None = None
     """None: there were no levels of load."""
 
@@ -132,20 +134,22 @@ def _costs(blocks: Sequence[Block], plain: Sequence[Block]) -> dict[str, float |
 
 def _results(measured: Measured, name: str) -> dict[str, Any]:
     blocks = measured.blocks[name]
+    asked_blocks = measured.asked_blocks.get(name, blocks)
 
-    def result(part: Sequence[Block]) -> dict[str, Any]:
+    def result(part: Sequence[Block], asked_part: Sequence[Block]) -> dict[str, Any]:
         numbers = statistics.summarise(part)
         cost = cost_per_million_tokens(numbers["output_tokens_per_s"], measured.asked.price)
-        return {**numbers, "goodput": goodput(part, measured.asked.slo), "cost_per_million_tokens": cost}
+        return {**numbers, "goodput": goodput(asked_part, measured.asked.slo), "cost_per_million_tokens": cost}
 
     by_category = {
-        category: [block for block in blocks if block.category == category] for category in measured.workload.categories
+        category: [[block for block in part if block.category == category] for part in (blocks, asked_blocks)]
+        for category in measured.workload.categories
     }
     failures = measured.failures.get(name)
     return {
-        "overall": result(blocks),
+        "overall": result(blocks, asked_blocks),
         # One is missing where none of its prompts was answered.
-        "categories": {category: result(part) for category, part in by_category.items() if part},
+        "categories": {category: result(*parts) for category, parts in by_category.items() if parts[0]},
         "errors": None if failures is None else failures.as_dict(),
     }
 

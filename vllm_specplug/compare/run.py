@@ -95,6 +95,7 @@ def run_compare(
             blocks = measure_within(settings.budget_s, engines, workload.rounds(settings.batch_size), *how)
             workload = workload.only({answer.prompt_id for block in blocks[baseline] for answer in block.answers})
         failures = {name: find_failures(part) for name, part in blocks.items()}
+        asked_blocks = {name: part for name, part in blocks.items() if failures[name].failed}
         blocks = {name: without_failed(part, failures[name]) for name, part in blocks.items()}
         check_some_answered(failures, blocks, baseline)
         dtype = str(infos[baseline]["dtype"])
@@ -150,6 +151,7 @@ def run_compare(
             },
             asked=extra,
             failures={arm.name: failures[arm.name] for arm in arms if arm.endpoint is not None},
+            asked_blocks=asked_blocks,
             loaded=loaded,
         )
     )
