@@ -187,7 +187,11 @@ class EndpointArm:
     def _model_card(self) -> dict[str, Any]:
         url = f"{self._endpoint.url}/models"
         listed = self._http.ask_json("GET", url).get("data")
-        cards = {card["id"]: card for card in listed or () if isinstance(card, dict) and "id" in card}
+        cards = {
+            card["id"]: card
+            for card in (listed if isinstance(listed, list) else ())
+            if isinstance(card, dict) and "id" in card
+        }
         if self._endpoint.model not in cards:
             there = ", ".join(map(repr, cards)) or "none"
             raise EndpointError("model", f"{url} does not list the model {self._endpoint.model!r}; it lists {there}")
@@ -294,7 +298,7 @@ class EndpointArm:
             body["cache_salt"] = uuid.uuid4().hex
         events = self._http.stream(f"{self._endpoint.url}/completions", body)
         with contextlib.closing(events):  # a broken answer must not keep its connection
-            return read_answer(events, start, self._is_vllm)
+            return read_answer(events, start, self._is_vllm, max_tokens)
 
     def _counters(self) -> Counters | None:
         """Counters of speculation, None where there are none to be read. Also opens a connection before the clock."""

@@ -10,7 +10,9 @@ from vllm_specplug.compare.measure import UNKNOWN_TOKEN
 from vllm_specplug.errors import EndpointError
 
 
-def read_answer(events: Iterable[tuple[float, str]], start: float, steps_known: bool) -> dict[str, Any]:
+def read_answer(
+    events: Iterable[tuple[float, str]], start: float, steps_known: bool, max_tokens: int | None = None
+) -> dict[str, Any]:
     """Read a stream to its end.
 
     A chunk with tokens is taken for a step of the target. A proxy that puts chunks together, as Ray Serve's does every
@@ -21,11 +23,13 @@ def read_answer(events: Iterable[tuple[float, str]], start: float, steps_known: 
         events: time of arrival (`time.perf_counter`) and data of each event.
         start: the same clock when the request was handed in.
         steps_known: whether each chunk is a step of the target.
+        max_tokens: as many were asked for at most; None: no limit.
     Returns:
         token_ids (each `measure.UNKNOWN_TOKEN` where the server tells none), num_forwards (None: not known), ttft_s
         and e2e_s (first and last chunk with a token, s from `start`), finish_reason, and text.
     Raises:
-        EndpointError: an event is broken, the server reports an error, or no token came, or none can be counted.
+        EndpointError: an event is broken, the server reports an error, or no token came, none can be counted, or usage
+            alone tells their number and says more than were asked for.
     """
     token_ids: list[int] = []
     texts: list[str] = []
@@ -40,7 +44,7 @@ def read_answer(events: Iterable[tuple[float, str]], start: float, steps_known: 
             if ids or text:
                 times.append(now - start)
             token_ids += _ids(ids, data)
-            texts.append(text or "")
+            texts.append(_text(text, data))
             finish_reason = choice.get("finish_reason") or finish_reason
     if not times or usage == 0:
         raise EndpointError("no_tokens", f"the answer has no token (finish reason {finish_reason})")
@@ -48,6 +52,8 @@ def read_answer(events: Iterable[tuple[float, str]], start: float, steps_known: 
         raise EndpointError("malformed", f"the answer has {len(token_ids)} token ids, its usage says {usage}")
     if not token_ids and usage is None:
         raise EndpointError("no_count", "the answer has neither token ids nor usage, so its tokens cannot be counted")
+    if not token_ids and max_tokens is not None and usage is not None and usage > max_tokens:
+        raise EndpointError("malformed", f"usage says {usage} tokens, at most {max_tokens} were asked for")
     known = bool(token_ids)
     return {
         "token_ids": token_ids if known else [UNKNOWN_TOKEN] * (usage or 0),
@@ -87,7 +93,15 @@ def _ids(found: Any, data: str) -> list[int]:
     return found
 
 
+def _text(found: Any, data: str) -> str:
+    if found is not None and not isinstance(found, str):
+        raise EndpointError("malformed", f"the text of a chunk is no text: {data[:100]!r}")
+    return found or ""
+
+
 def _completion_tokens(chunk: Mapping[str, Any], before: int | None) -> int | None:
     usage = chunk.get("usage")
     found = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    if type(found) is int and found < 0:
+        raise EndpointError("malformed", f"usage says {found} completion_tokens, expected a count")
     return found if type(found) is int else before
