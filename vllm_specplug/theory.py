@@ -183,4 +183,8 @@ def _within(name: str, value: float, low: float, high: float, remedy: str) -> No
 
 
 def _refusal(name: str, value: float, expected: str, remedy: str) -> ConfigError:
-    return ConfigError(f"{name} is {value:g}; expected {expected}; {remedy}")
+    try:
+        text = f"{value:.10g}"  # 1.0000001 is not 1
+    except OverflowError:
+        text = f"a number of {len(str(value))} digits"
+    return ConfigError(f"{name} is {text}; expected {expected}; {remedy}")

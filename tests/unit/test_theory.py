@@ -107,6 +107,7 @@ def test_kv_cache_adds_to_reading_alone() -> None:
         (lambda: expected_tokens(1.2, 3), "alpha is 1.2; expected 0 to 1; give the chance that one draft is accepted"),
         (lambda: expected_tokens(math.nan, 3), "alpha is nan; expected 0 to 1; give the chance that one draft is"),
         (lambda: expected_tokens(-0.1, 3), "alpha is -0.1; expected 0 to 1"),
+        (lambda: expected_tokens(1.0000001, 3), "alpha is 1.0000001; expected 0 to 1"),
         (lambda: expected_tokens(0.5, -1), "drafts is -1; expected 0 to 1e+06; give drafts a round"),
         (lambda: expected_tokens(0.5, math.inf), "drafts is inf; expected 0 to 1e+06"),
         (lambda: acceptance_of(1, 0), "drafts is 0; expected a number above 0; rounds without drafts say nothing"),
@@ -122,6 +123,7 @@ def test_kv_cache_adds_to_reading_alone() -> None:
         (lambda: roofline(7e9, 2, 3.35, 1e14), "bandwidth is 3.35; expected 1e+06 to 1e+24; give bytes a second"),
         (lambda: roofline(7e9, 2, 1e12, 989), "flops is 989; expected 1e+06 to 1e+24; give FLOP/s, as 989e12"),
         (lambda: roofline(7e9, 2, 1e12, 1e14, 0), "tokens is 0; expected 1 to 1e+09; give tokens in one step"),
+        (lambda: roofline(7e9, 2, 1e12, 1e14, 10**400), "tokens is a number of 401 digits; expected 1 to 1e+09; give"),
         (lambda: roofline(7e9, 2, 1e12, 1e14, 1, -1), "kv_bytes is -1; expected 0 to 1e+18; give bytes of the KV"),
     ],
 )
