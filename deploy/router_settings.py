@@ -6,9 +6,12 @@ while the router runs, so they are the deployment's `user_config`.
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator, model_validator
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from deploy.settings import Settings
+from deploy.values import check_folder
 
 
 class Shadow(Settings):
@@ -24,7 +27,7 @@ class Shadow(Settings):
 class ExposureLog(Settings):
     """Files that say which arm each request met, and how it ended."""
 
-    directory: str
+    directory: Annotated[str, AfterValidator(check_folder)]
     """On each node with a router, made if need be; a file for each router."""
     max_file_mb: float = Field(default=64.0, gt=0)
     max_files: int = Field(default=16, ge=2)
@@ -89,6 +92,15 @@ class RouterOptions(Settings):
             # Not quoted: it may be the key itself.
             raise ValueError("not the name of an environment variable; expected letters, digits and _, not the secret")
         return value
+
+    @model_validator(mode="after")
+    def _two_headers(self) -> Self:
+        if self.session_header.lower() == self.arm_header.lower():
+            raise ValueError(
+                f"session_header and arm_header are both {self.arm_header!r}, so that every session would be taken for "
+                "an arm; give them different names"
+            )
+        return self
 
 
 class RouterSettings(RouterOptions):

@@ -6,6 +6,7 @@ Knows pydantic, and nothing of what is set.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ _T = TypeVar("_T", bound="Settings")
 class Settings(BaseModel):
     """A group of settings: exact types (no "2" for 2), no unknown keys, frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def read(model: type[_T], values: object, where: str) -> _T:
@@ -56,7 +57,23 @@ def _explained(model: type[BaseModel], error: ValidationError) -> str:
         return f"{path} is missing"
     if first["type"] == "value_error":  # our own rules say which value they are about
         return f"{path}: {what}"
-    return f"{path} is {first['input']!r}: {what}"
+    return f"{path} is {_short(first['input'])}: {what}{_number_hint(first['input'], first['type'])}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:96]} ..."
+
+
+def _number_hint(value: Any, kind: str) -> str:
+    """YAML takes 1e10 for a text, which nobody expects."""
+    try:
+        number = float(value) if isinstance(value, str) and kind in ("int_type", "float_type") else math.nan
+    except ValueError:
+        return ""
+    return (
+        f"; write it as {number:.15g} without quotes" if math.isfinite(number) and "e" not in f"{number:.15g}" else ""
+    )
 
 
 def _unknown_key(model: type[BaseModel], location: list[str]) -> str:

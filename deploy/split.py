@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 
 from vllm_specplug.errors import DeployError
 
-_MOST = 1e9
+MOST_WEIGHT = 1e9
 
 
 def ranking(weights: Mapping[str, float], unit: str, seed: int) -> list[str]:
@@ -73,8 +73,8 @@ def checked_weights(weights: object, arms: Collection[str]) -> dict[str, float]:
         what = f"{missing[0]!r} has none" if missing else f"{unknown[0]!r} is no arm"
         raise DeployError(f"weights: {what}; expected a number for each of {', '.join(arms)}")
     for arm, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= _MOST:
-            raise DeployError(f"weights: {arm!r} is {weight!r}; expected a number from 0 to {_MOST:g}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MOST_WEIGHT:
+            raise DeployError(f"weights: {arm!r} is {weight!r}; expected a number from 0 to {MOST_WEIGHT:g}")
     if not any(weights.values()):
         raise DeployError("weights: all are 0, so nobody would answer; give one arm a weight above 0")
     return {arm: float(weights[arm]) for arm in arms}

@@ -19,12 +19,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from deploy.router_settings import RouterOptions
 from deploy.settings import Settings, read
+from deploy.split import MOST_WEIGHT
+from deploy.values import check_env, check_host, check_name, check_plain, check_resources, check_route_prefix
 from vllm_specplug.errors import DeployError
 from vllm_specplug.strict_yaml import load_mapping
 
@@ -43,6 +45,20 @@ _NOT_ENGINE_ARGS = {
     "pipeline_parallel_size": "the arm's 'pipeline_parallel_size'",
     "distributed_executor_backend": "nothing: Ray decides it",
 }
+
+
+def _checked_engine_args(value: dict[str, Any]) -> dict[str, Any]:
+    for key in value:
+        place = _NOT_ENGINE_ARGS.get(key)
+        if place is not None:
+            raise ValueError(f"{key} does not belong in engine_args; use {place}")
+    check_plain(value)
+    return value
+
+
+_EngineArgs = Annotated[dict[str, Any], AfterValidator(_checked_engine_args)]
+_MOST_REPLICAS = 10_000
+_MOST_WORKERS = 1_024
 _ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*")
 
@@ -52,7 +68,7 @@ class Autoscaling(Settings):
 
     min_replicas: int = Field(default=1, ge=1)
     """Not 0: to Serve the router's health checks are requests, so an arm would never get there."""
-    max_replicas: int = Field(ge=1)
+    max_replicas: int = Field(ge=1, le=_MOST_REPLICAS)
     target_ongoing_requests: float = Field(default=8.0, gt=0)
     """Requests under way per replica that Serve aims at. Ray's own default for models, 1e9, never adds a replica."""
     upscale_delay_s: float = Field(default=30.0, ge=0)
@@ -71,31 +87,26 @@ class Autoscaling(Settings):
 class Arm(Settings):
     """One way to serve the model."""
 
-    speculative_config: dict[str, Any] | None = None
+    speculative_config: Annotated[dict[str, Any] | None, AfterValidator(check_plain)] = None
     """As in `--speculative-config`; None: no speculation."""
-    engine_args: dict[str, Any] = {}
+    engine_args: _EngineArgs = {}
     """In vLLM's own names; they win over those of all arms."""
-    weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    weight: float = Field(default=1.0, ge=0, le=MOST_WEIGHT)
     """Share of the requests, relative to the other arms'; 0: only requests that force this arm."""
-    replicas: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1, le=_MOST_REPLICAS)
     autoscaling: Autoscaling | None = None
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    pipeline_parallel_size: int = Field(default=1, ge=1)
+    tensor_parallel_size: int = Field(default=1, ge=1, le=_MOST_WORKERS)
+    pipeline_parallel_size: int = Field(default=1, ge=1, le=_MOST_WORKERS)
     num_gpus: float = Field(default=0.0, ge=0)
     """GPUs of one replica: as many as it has workers, or a fraction of one for its only worker; 0: CPUs alone."""
     num_cpus: float = Field(default=1.0, gt=0)
     """CPUs Ray reserves for each worker of a replica."""
     accelerator_type: str | None = None
     """In Ray's names, e.g. "H100"."""
-    resources: dict[str, float] = {}
+    resources: Annotated[dict[str, float], AfterValidator(check_resources)] = {}
     """Custom Ray resources of each worker."""
-    env: dict[str, str] = {}
+    env: Annotated[dict[str, str], AfterValidator(check_env)] = {}
     """Environment variables of the replica and its workers."""
-
-    @field_validator("engine_args")
-    @classmethod
-    def _engine_args(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return _checked_engine_args(value)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Arm:
@@ -127,7 +138,7 @@ class Arm(Settings):
 class Http(Settings):
     """Where clients connect."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, AfterValidator(check_host)] = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     """0: any free one (`python -m deploy run` alone)."""
     location: Literal["HeadOnly", "EveryNode"] = "HeadOnly"
@@ -148,18 +159,18 @@ class Staging(Settings):
 
     model: str
     """The name clients ask for; one arm alone answers to `<model>--<arm>`."""
-    source: str | None = None
+    source: Annotated[str, AfterValidator(check_name)] | None = None
     """Weights: a model of the hub, a folder, "specplug:demo"; by default the hub's model of the name `model`."""
-    name: str = "specplug"
+    name: Annotated[str, AfterValidator(check_name)] = "specplug"
     """Of the Serve application."""
-    route_prefix: str = "/"
+    route_prefix: Annotated[str, AfterValidator(check_route_prefix)] = "/"
     engine: Literal["ray", "vllm"] = "ray"
     """ray: vLLM inside the replica, by Ray's LLM module. vllm: the replica runs `vllm serve` and passes requests on,
     for releases of vLLM which that module cannot load."""
-    engine_args: dict[str, Any] = {}
+    engine_args: _EngineArgs = {}
     arms: dict[str, Arm]
     router: RouterOptions = RouterOptions()
-    num_routers: int = Field(default=2, ge=1)
+    num_routers: int = Field(default=2, ge=1, le=_MOST_REPLICAS)
     """Replicas of the router: while one is replaced, another one works."""
     http: Http = Http()
     health: Health = Health()
@@ -177,11 +188,6 @@ class Staging(Settings):
                 "which stands before an arm's name)"
             )
         return value
-
-    @field_validator("engine_args")
-    @classmethod
-    def _engine_args(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return _checked_engine_args(value)
 
     @field_validator("arms")
     @classmethod
@@ -233,7 +239,11 @@ def load_staging(path: str | Path) -> Staging:
     """
     file = Path(path)
     rows = load_mapping(file, "the staging file", DeployError, "a mapping of model, arms and more")
-    return read(Staging, _with_absolute_folders(rows, file.resolve().parent), str(file))
+    try:
+        found = _with_absolute_folders(rows, file.resolve().parent)
+    except DeployError as error:
+        raise DeployError(f"{file}: {error}") from error
+    return read(Staging, found, str(file))
 
 
 def _with_absolute_folders(rows: Mapping[Any, Any], base: Path) -> dict[Any, Any]:
@@ -257,12 +267,7 @@ def _arm_with_absolute_folder(arm: Any, base: Path) -> Any:
 
 def _absolute(value: Any, base: Path) -> Any:
     is_folder = isinstance(value, str) and value.startswith(("/", "./", "../", "~"))
-    return str((base / Path(value).expanduser()).resolve()) if is_folder else value
-
-
-def _checked_engine_args(value: dict[str, Any]) -> dict[str, Any]:
-    for key in value:
-        place = _NOT_ENGINE_ARGS.get(key)
-        if place is not None:
-            raise ValueError(f"{key} does not belong in engine_args; use {place}")
-    return value
+    try:
+        return str((base / Path(value).expanduser()).resolve()) if is_folder else value
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DeployError(f"{value!r} cannot be a folder ({error}); write it in full") from error

@@ -28,10 +28,12 @@ def load_mapping(file: Path, what: str, error: type[SpecplugError], expected: st
         """Refuses what YAML's own loader overwrites in silence: a key that comes twice."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            line = node.start_mark.line + 1
+            if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+                raise error(f"{file}: merge keys ('<<') are not read, as in what begins at line {line}; write them out")
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
             for key in keys:
                 if keys.count(key) > 1:
-                    line = node.start_mark.line + 1
                     raise error(f"{file}: {key!r} is there {keys.count(key)} times in what begins at line {line}")
             return super().construct_mapping(node, deep)
 
@@ -40,7 +42,14 @@ def load_mapping(file: Path, what: str, error: type[SpecplugError], expected: st
     except yaml.YAMLError as wrong:
         mark = getattr(wrong, "problem_mark", None)
         where = "" if mark is None else f":{mark.line + 1}"
-        raise error(f"{file}{where}: not YAML ({getattr(wrong, 'problem', None) or wrong})") from wrong
+        problem = " ".join(str(getattr(wrong, "problem", None) or wrong).split())
+        raise error(f"{file}{where}: not YAML ({problem})") from wrong
+    except RecursionError as wrong:
+        raise error(f"{file}: nested too deep to be read") from wrong
+    except SpecplugError:
+        raise
+    except ValueError as wrong:  # an integer of thousands of digits, a month of 13
+        raise error(f"{file}: a value cannot be read ({wrong})") from wrong
     if not isinstance(found, dict) or not found:
         raise error(f"{file}: expected {expected}; found {found!r}")
     return found

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.settings import read
+from deploy.split import checked_weights
 from deploy.staging import Staging, load_staging
 from vllm_specplug.errors import DeployError
 
 LOOKUP = {"method": "specplug:prompt_lookup", "num_speculative_tokens": 4}
+RING: list[Any] = []
+RING.append(RING)  # as YAML's aliases can make them
 
 
 def staging(arms: dict[str, Any] | None = None, **more: Any) -> Staging:
@@ -58,6 +62,22 @@ def test_engine_arguments_of_an_arm_win_over_those_of_all() -> None:
         ({"engine_args": {"model": "x"}}, "arms.a.engine_args: model does not belong in engine_args; use 'source'"),
         ({"engine_args": {"speculative_config": {}}}, "speculative_config does not belong in engine_args; use the arm"),
         ([], "file: arms.a is []: Input should be a valid dictionary or instance of Arm"),
+        ({"weight": 1e10}, "file: arms.a.weight is 10000000000.0: Input should be less than or equal to 1000000000"),
+        ({"weight": math.nan}, "file: arms.a.weight is nan: Input should be a finite number"),
+        ({"weight": "1e3"}, "arms.a.weight is '1e3': Input should be a valid number; write it as 1000 without quotes"),
+        ({"replicas": 10**21}, f"file: arms.a.replicas is {10**21}: Input should be less than or equal to 10000"),
+        ({"tensor_parallel_size": 10**21}, "Input should be less than or equal to 1024"),
+        ({"num_cpus": math.inf}, "file: arms.a.num_cpus is inf: Input should be a finite number"),
+        ({"resources": {"x": math.nan}}, "file: arms.a.resources.x is nan: Input should be a finite number"),
+        ({"resources": {"x": -1}}, "arms.a.resources: 'x': -1 cannot be had; expected a name, and a number of 0 or"),
+        ({"resources": {"GPU": 1}}, "file: arms.a.resources: 'GPU' is no custom resource; use num_gpus"),
+        ({"env": {"A=B": "x"}}, "file: arms.a.env: 'A=B': 'x' cannot be an environment variable; expected a name w"),
+        ({"env": {"A": "\0"}}, "file: arms.a.env: 'A': '\\x00' cannot be an environment variable"),
+        ({"engine_args": {"x": math.nan}}, "file: arms.a.engine_args: holds what JSON cannot (Out of range float"),
+        ({"engine_args": {"x": {1, 2}}}, "(Object of type set is not JSON serializable); expected texts, finite numb"),
+        ({"engine_args": {"x": RING}}, "file: arms.a.engine_args: holds what JSON cannot (Circular reference"),
+        ({"speculative_config": {"x": b"m"}}, "file: arms.a.speculative_config: holds what JSON cannot (Object of"),
+        (["x" * 1000], "xxxxxx ...: Input should be a valid dictionary"),
     ],
 )
 def test_what_is_wrong_with_an_arm_is_said_in_one_line(arm: Any, text: str) -> None:
@@ -82,6 +102,17 @@ def test_what_is_wrong_with_an_arm_is_said_in_one_line(arm: Any, text: str) -> N
         ({"http": {"port": 65536}}, "file: http.port is 65536: Input should be less than or equal to 65535"),
         ({"router": {"sed": 1}}, "file: router: unknown key 'sed'; there are "),
         ({"router": {"shadow": {"arm": "b", "share": 0.1}}}, "router.shadow.arm is 'b'; expected one of a"),
+        ({"start_timeout_s": math.inf}, "file: start_timeout_s is inf: Input should be a finite number"),
+        ({"health": {"check_period_s": math.inf}}, "file: health.check_period_s is inf: Input should be a finite"),
+        ({"num_routers": "1e3"}, "num_routers is '1e3': Input should be a valid integer; write it as 1000 without quo"),
+        ({"source": ""}, "file: source: '' cannot be a name; expected a printable text that is not empty"),
+        ({"name": ""}, "file: name: '' cannot be a name"),
+        ({"http": {"host": ""}}, "file: http.host: '' cannot be an address; expected for example 127.0.0.1, or 0.0"),
+        ({"route_prefix": "x"}, "file: route_prefix: 'x' cannot be a route prefix; expected '/', or for example '/s"),
+        ({"route_prefix": "/x/"}, "file: route_prefix: '/x/' cannot be a route prefix"),
+        ({"router": {"exposure": {"directory": "log"}}}, "router.exposure.directory: 'log' is no folder that every ma"),
+        ({"router": {"exposure": {"directory": ""}}}, "expected one that begins with '/' or '~/'"),
+        ({"router": {"session_header": "X-A", "arm_header": "x-a"}}, "router: session_header and arm_header are both"),
         ({"start_timeout_s": 0}, "file: start_timeout_s is 0: Input should be greater than 0"),
     ],
 )
@@ -135,6 +166,34 @@ arms:
 def test_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DeployError, match=message):
         load_staging(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 20_000, "{file}: nested too deep to be read"),
+        ("model: m\0", "{file}: not YAML (unacceptable character #x0000: special characters are not allowed in "),
+        ("a: 2026-13-45", "{file}: a value cannot be read (month must be in 1..12)"),
+        (
+            "a: &a {b: 1}\nc: {<<: *a}",
+            "{file}: merge keys ('<<') are not read, as in what begins at line 2; write them",
+        ),
+        ("source: ~nobody-of-this-name/x", "{file}: '~nobody-of-this-name/x' cannot be a folder (Could not determine"),
+        ('source: "/a\\0b"', "{file}: '/a\\x00b' cannot be a folder (embedded null byte); write it in full"),
+        ("model: !!python/object/apply:os.getcwd []", "{file}:1: not YAML (could not determine a constructor for the"),
+    ],
+)
+def test_file_that_only_surprises_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(DeployError) as caught:
+        load_staging(file)
+    assert str(caught.value).startswith(message.format(file=file))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_a_file_may_have_are_those_that_a_router_takes() -> None:
+    found = staging({"a": {"weight": 1e9}, "b": {"weight": 0}}).weights
+    assert checked_weights(found, ["a", "b"]) == found
 
 
 def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
