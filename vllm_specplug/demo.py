@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
         dtype = "bfloat16" if computes_bfloat16() else "float32"
         if dtype == "float32":
             print("this CPU has no AVX-512 or AMX: comparing in float32 (--dtype bfloat16 insists)", file=messages)
-    # Eager: compiling takes minutes on a small machine, and both arms do without it alike.
+    # Eager: compiling takes minutes on a small machine, and all arms do without it alike.
     settings = run.CompareSettings(
         dtype=dtype,
         max_tokens=args.max_tokens,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -181,7 +180,3 @@ def _proposers() -> Iterator[Finding]:
             yield Finding(f"proposer {entry.name}", "missing", str(error))
         else:
             yield Finding(f"proposer {entry.name}", "ok", f"{entry.target} of {entry.distribution}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """The Python files of a vLLM that is not installed: a folder, a wheel, a source distribution, or a release by number.
 
-Knows how to get at their text, not what is in it (`source_contract` does). Nothing is imported and nothing unpacked.
+Knows how to get at their text, not what is in it (`source_symbols` does). Nothing is imported and nothing unpacked.
 """
 
 from __future__ import annotations

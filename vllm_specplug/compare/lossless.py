@@ -8,7 +8,7 @@ both tokens must be within a tolerance of its most probable one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -116,15 +116,7 @@ def _judged(difference: Difference, answer: Mapping[str, Any], tolerance: float)
         gap = expected - found
         distance = answer["best"] - min(expected, found)
     near_tie = distance is not None and distance <= tolerance
-    return Difference(
-        difference.prompt_id,
-        difference.position,
-        difference.baseline_token,
-        difference.arm_token,
-        gap,
-        distance,
-        near_tie,
-    )
+    return replace(difference, gap=gap, distance_to_best=distance, near_tie=near_tie)
 
 
 def tally(num_prompts: int, differences: Sequence[Difference]) -> dict[str, Any]:

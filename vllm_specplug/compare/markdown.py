@@ -38,12 +38,12 @@ def render_markdown(report: Mapping[str, Any], outcomes: Sequence[Outcome] = ())
 
 
 def _verdict(comparison: Mapping[str, Any], answers: Mapping[str, Any] | None) -> str:
+    name, against = escape(comparison["arm"]), escape(comparison["against"])
+    speed = f"**{name}** against {against}: **{comparison['verdict']}**, {ratio_text(comparison)}"
     if answers is None:
-        name, against = escape(comparison["arm"]), escape(comparison["against"])
-        return f"**{name}** against {against}: **{comparison['verdict']}**, {ratio_text(comparison)}"
+        return speed
     return (
-        f"**{escape(comparison['arm'])}** against {escape(comparison['against'])}: **{comparison['verdict']}**, "
-        f"{ratio_text(comparison)}; {answers['identical']} of {answers['prompts']} answers identical, "
+        f"{speed}; {answers['identical']} of {answers['prompts']} answers identical, "
         f"{answers['near_ties']} near ties, {answers['different']} different"
     )
 
