@@ -1,8 +1,7 @@
-"""Where and with what a file of ours was made: version, commit, machine."""
+"""Where and with what a file of ours was made: commit and machine."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -11,14 +10,6 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
-
-
-def specplug_version() -> str:
-    """Of the installed distribution; 'unknown' when run from a folder that was not installed."""
-    try:
-        return importlib.metadata.version("vllm-specplug")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def commit() -> tuple[str | None, bool | None]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vllm_specplug import provenance
+from vllm_specplug import __version__, provenance
 from vllm_specplug.compare.arms import Arm
 from vllm_specplug.compare.workload import Workload
 
@@ -39,7 +39,7 @@ def before_start(
             "categories": list(workload.categories),
             "ids' sha256": _sha256([prompt.id for prompt in workload.prompts]),
         },
-        "specplug": {"version": provenance.specplug_version(), "commit": commit, "dirty": dirty},
+        "specplug": {"version": __version__, "commit": commit, "dirty": dirty},
         "machine": provenance.machine(),
     }
     return _as_json(identity)

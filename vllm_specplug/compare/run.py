@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vllm_specplug import provenance
+from vllm_specplug import __version__, provenance
 from vllm_specplug.compare import identity, lossless
 from vllm_specplug.compare.arms import BASELINE, Arm, target_of, with_baseline, without_secrets
 from vllm_specplug.compare.asked import NOTHING_MORE, Asked
@@ -137,7 +137,7 @@ def run_compare(
             num_prompt_tokens={prompt_id: len(ids) for prompt_id, ids in token_ids.items()},
             settings=_as_json(settings, load) | {"temperature": 0.0, "prefix_caching": False},
             provenance={
-                "specplug": provenance.specplug_version(),
+                "specplug": __version__,
                 "vllm": versions["vllm"],
                 "torch": versions["torch"],
                 "python": versions["python"],

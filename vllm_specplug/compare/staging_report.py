@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vllm_specplug import provenance
+from vllm_specplug import __version__, provenance
 from vllm_specplug.compare.peeking import FIRST_LOOK
 from vllm_specplug.compare.staging_compare import (
     LEVEL,
@@ -62,7 +62,7 @@ def staging_report(
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "provenance": {
-            "specplug": provenance.specplug_version(),
+            "specplug": __version__,
             "commit": commit,
             "dirty": dirty,
             "argv": list(argv),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vllm_specplug import provenance
+from vllm_specplug import __version__
 from vllm_specplug.compare.asked import NOTHING_MORE, Asked
 from vllm_specplug.compare.cost import cost_per_million_tokens
 from vllm_specplug.compare.goodput import Slo
@@ -77,7 +77,7 @@ def bench_report(
         "schema": SCHEMA,
         "imported_from": MADE_BY,
         "provenance": {
-            "specplug": provenance.specplug_version(),
+            "specplug": __version__,
             "vllm": "not in the files",
             "commit": None,
             "argv": list(argv),

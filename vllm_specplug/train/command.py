@@ -160,13 +160,13 @@ def provenance_of(
     """How something was made, to be stored with it: no secrets, and no paths of this machine."""
     import torch
 
-    from vllm_specplug import provenance
+    from vllm_specplug import __version__, provenance
     from vllm_specplug.bridge.contract import installed_version
 
     commit, changed = provenance.commit()
     return {
         "made_by": f"specplug {command}",
-        "specplug": provenance.specplug_version(),
+        "specplug": __version__,
         "vllm": installed_version(),
         "torch": torch.__version__,
         "commit": commit,
