@@ -176,6 +176,9 @@ def test_engine_arguments_of_an_arm_win() -> None:
 def test_settings_that_measure_nothing_are_refused() -> None:
     with pytest.raises(CompareError, match="--passes is 0, expected 1 or more"):
         CompareSettings(num_passes=0)
+    for seed in (-1, 2**32):
+        with pytest.raises(CompareError, match=f"--seed is {seed}, expected 0 to 4294967295"):
+            CompareSettings(seed=seed)
 
 
 def fake_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) -> None:

@@ -18,6 +18,16 @@ _FLAGS = {
 }
 
 
+def check_seed(seed: int) -> None:
+    """Refuse what random generators would refuse hours later.
+
+    Raises:
+        CompareError: the seed is below 0 or does not fit into 32 bits.
+    """
+    if not 0 <= seed < 2**32:
+        raise CompareError(f"--seed is {seed}, expected 0 to {2**32 - 1}")
+
+
 @dataclass(frozen=True, slots=True)
 class CompareSettings:
     """What all arms share. `Arm.engine_args` may differ from it for one arm."""
@@ -44,6 +54,7 @@ class CompareSettings:
     """Log-probability; None: 0.05, in float32 0."""
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for name in ("max_tokens", "batch_size", "num_passes", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -11,6 +11,7 @@ from vllm_specplug.compare.gate import check_gates, exit_code
 from vllm_specplug.compare.junit import render_junit
 from vllm_specplug.compare.outputs import Outputs, put_out
 from vllm_specplug.compare.report_format import check_writable
+from vllm_specplug.compare.settings import check_seed
 from vllm_specplug.compare.staging_format import write_staging
 from vllm_specplug.compare.staging_gate import parse_staging_gates
 from vllm_specplug.compare.staging_log import read_staging_log
@@ -37,6 +38,7 @@ def main(args: argparse.Namespace, defaults: Mapping[str, Any]) -> int:
     for name, value in vars(args).items():
         if name not in _FITTING and value != defaults.get(name):
             raise CompareError(f"--{name.replace('_', '-')} is about measuring; leave it out with --staging-log")
+    check_seed(args.seed)
     if args.out:
         check_writable(args.out)
     log = read_staging_log(args.staging_log, args.model)
