@@ -55,7 +55,8 @@ def main(args: argparse.Namespace) -> int:
         CompareError: a file is no report, a gate is wrong, or a file cannot be written.
     """
     where = Outputs(args.html, args.markdown, args.junit, args.json)
-    if any(schema_of(path) == STAGING for path in args.files):
+    # Of whatever version: what is wrong with another one is said by its own reader.
+    if any((schema_of(path) or "").startswith(STAGING.rpartition("/")[0]) for path in args.files):
         return _show_staging(args, where)
     entries = _imported(args) if args.from_vllm_bench else _read(args)
     if len(entries) > 1:

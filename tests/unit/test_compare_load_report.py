@@ -97,7 +97,8 @@ def test_infinite_rate_is_valid_json_and_is_said() -> None:
 
 WRONG: list[tuple[list[Any], Any, str]] = [
     (["kind"], "often", "load.kind is 'often', expected one of concurrency, request_rate, replay"),
-    (["levels"], None, "load.levels is None, expected a list"),
+    (["levels"], None, "load.levels is None, expected a list that is not empty"),
+    (["levels"], [], "load.levels is [], expected a list that is not empty"),
     (["levels", 0, "value"], "2", "load.levels[0].value is '2', expected a number or 'inf'"),
     (["levels", 1, "results", "good", "failed"], -1, "load.levels[1].results.good.failed is -1, expected a count"),
     (["levels", 1, "results", "good", "ttft_ms"], 3, "load.levels[1].results.good.ttft_ms is 3, expected p50, p90 and"),

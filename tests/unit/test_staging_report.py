@@ -303,6 +303,7 @@ def test_gate_on_a_comparison_cannot_be_told_where_the_split_is_off(
         (["--fail-if", "baseline.e2e.ratio < 1"], "baseline is what the others are compared with and has no e2e.ratio"),
         (["--fail-if", "medusa.e2e.verdict == 1"], "a verdict is compared with one of 'faster', 'slower', 'no differ"),
         (["--fail-if", "medusa.errors.verdict == 'slower'"], "a verdict is compared with one of 'more', 'fewer', 'un"),
+        (["--seed", "-1"], "--seed is -1, expected 0 to 4294967295"),
         (["--passes", "3"], "--passes is about measuring; leave it out with --staging-log"),
         (["--arm", "a=null"], "--arm is about measuring; leave it out with --staging-log"),
         (["--baseline", "plain"], "no request was drawn for the baseline 'plain'"),
@@ -444,6 +445,50 @@ def test_arm_that_is_to_be_shipped_but_was_out_is_said_to_have_been(tmp_path: Pa
     assert sentences[1].startswith("Before you ship medusa: ")
     assert " requests had to leave it, because it was out or failed; no speed above holds that" in sentences[1]
     assert len(report_of(tmp_path, lines)["recommendation"]["sentences"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        (
+            ("schema",),
+            "specplug.staging-report/2",
+            "schema is 'specplug.staging-report/2', expected 'specplug.staging-r",
+        ),
+        (("provenance",), {}, "provenance.specplug is missing; expected a text"),
+        (("log", "by"), {"weight": "x"}, "log.by is {'weight': 'x'}, expected a count for each"),
+        (("recommendation",), {}, "recommendation.sentences is missing; expected a list of texts, not empty"),
+        (("recommendation", "sentences"), [], "recommendation.sentences is [], expected a list of texts, not empty"),
+        (("remarks",), [5], "remarks is [5], expected a list of texts"),
+        (("results",), {}, "results.baseline is missing, that of the baseline; expected an object"),
+        (("apart",), {"shadow": 5}, "apart.shadow is 5, expected an object"),
+        (("apart",), {"shadow": {"medusa": 5}}, "apart.shadow.medusa is 5, expected an object"),
+        (("split", "expected"), {}, "split.expected.baseline is missing; expected a number"),
+        (("comparisons", 0, "arm"), "other", "comparisons[0].arm is 'other', which has no results"),
+        (
+            ("comparisons", 0, "speeds", "e2e", "once"),
+            5,
+            "comparisons[0].speeds.e2e.once is 5, expected an object or nu",
+        ),
+        (("comparisons", 0, "drawn_while_out"), [1], "comparisons[0].drawn_while_out is [1], expected two counts"),
+    ],
+)
+def test_report_that_could_not_be_shown_is_refused_before_anything_is(
+    tmp_path: Path, where: tuple[Any, ...], value: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = report_of(tmp_path, by_hand())
+    part: Any = report
+    for key in where[:-1]:
+        part = part[key]
+    part[where[-1]] = value
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(report))
+    assert cli.main(["report", str(file), "--html", str(tmp_path / "r.html")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"specplug: error: {file}: {message}")
+    assert said.err.endswith("; give a file that `specplug compare --staging-log ... --out` wrote\n")
+    assert not (tmp_path / "r.html").exists()
 
 
 def test_report_of_a_former_version_is_shown_without_what_it_lacks(

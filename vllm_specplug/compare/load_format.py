@@ -59,7 +59,7 @@ _TOP: Fields = {
     "unit": TEXT,
     "passes": COUNT,
     "max_num_seqs": OBJECT,
-    "levels": LIST,
+    "levels": (lambda value: isinstance(value, list) and len(value) > 0, "a list that is not empty"),
     "advice": OBJECT,
 }
 _LEVEL: Fields = {
