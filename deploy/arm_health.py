@@ -31,6 +31,8 @@ class ArmHealth:
         state: as in the module's drawing.
         since: the clock's seconds when the state began.
         reason: what took the arm out; "" while it is up.
+        has_been_up: whether it has ever answered or passed a check. Until then its engine may still be starting, which
+            takes minutes and then ends at once: checks do not become fewer.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ArmHealth:
         self.state: State = "up"
         self.since = clock()
         self.reason = ""
+        self.has_been_up = False
         self._num_failures = 0
         self._needs_trial = False
         self._trial: float | None = None
@@ -91,6 +94,7 @@ class ArmHealth:
         """The arm answered, be it that the request was wrong."""
         if began < self.since:
             return  # it may have come from a replica that is dead by now
+        self.has_been_up = True
         self._num_failures = 0
         if self.state == "up":
             self._next_check = self._clock() + self._limits.probe_period_s
@@ -118,6 +122,7 @@ class ArmHealth:
 
     def passed(self) -> None:
         """The arm passed a check."""
+        self.has_been_up = True
         self._next_check = self._clock() + self._limits.probe_period_s
         if self.state == "suspect" and self._needs_trial:
             self._enter("trial", self.reason)
@@ -128,7 +133,7 @@ class ArmHealth:
         """The arm did not pass a check."""
         if self.state != "down":
             self._enter("down", reason)
-        self._next_check = self._clock() + self._back_off()
+        self._next_check = self._clock() + (self._back_off() if self.has_been_up else self._limits.retry_s)
 
     def _go_up(self) -> None:
         self._enter("up", "")

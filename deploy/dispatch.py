@@ -58,6 +58,8 @@ class Dispatch:
         limits = self._settings.limits
         tried: list[str] = []
         why = "out"
+        if (starting := self._routing.starting(inquiry.target)) is not None:
+            await starting.check()  # it may be up since the last one: Serve calls it running, so clients come
         while True:
             arm = self._choose(inquiry, record, tried, why)
             try:

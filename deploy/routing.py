@@ -97,12 +97,21 @@ class Routing:
             RequestError: every arm that may have it is down.
         """
         order = self._order(target)
-        fresh = [arm for arm in order if arm.name not in tried]
-        able = [arm for arm in fresh if arm.health.is_candidate]
-        able += [arm for arm in (*fresh, *order) if arm.health.is_last_resort]  # again: by another replica
+        able = self._able(order, tried)
         if not able:
             raise failures.no_arm(max(0.0, min(arm.health.check_in_s for arm in order)))
         return able[0]
+
+    def starting(self, target: Target) -> Arm | None:
+        """The arm that a request belongs to, if no arm may have it and that one has never been up."""
+        order = self._order(target)
+        return None if self._able(order) or order[0].health.has_been_up else order[0]
+
+    @staticmethod
+    def _able(order: Sequence[Arm], tried: Sequence[str] = ()) -> list[Arm]:
+        fresh = [arm for arm in order if arm.name not in tried]
+        able = [arm for arm in fresh if arm.health.is_candidate]
+        return able + [arm for arm in (*fresh, *order) if arm.health.is_last_resort]  # again: by another replica
 
     @property
     def out(self) -> list[str]:

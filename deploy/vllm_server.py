@@ -140,7 +140,10 @@ class VllmServer:
                     async for event in _events(answer):
                         yield event
                 else:
-                    yield json.loads(await answer.aread())
+                    found = await answer.aread()
+                    if answer.status_code >= 500:
+                        await self.check_health()  # a dead engine's server still answers for a while
+                    yield json.loads(found)
         except httpx.HTTPError as error:
             await self.check_health()
             raise RuntimeError(f"{self._model}: `vllm serve` broke off ({type(error).__name__}: {error})") from error

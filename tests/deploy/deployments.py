@@ -22,6 +22,8 @@ import processes
 import pytest
 import yaml
 
+from vllm_specplug import metrics
+
 HERE = Path(__file__).parent
 
 #: An arm whose engine is a stub (stub_engine.py).
@@ -70,7 +72,8 @@ def running(staging: Mapping[str, Any], folder: Path, **env: str) -> Iterator[Ru
     file.write_text(yaml.safe_dump({"http": {"port": 0}, "num_routers": 1, **staging}, sort_keys=False))
     ray_folder = tempfile.mkdtemp(prefix="ray-")  # sockets have short paths only
     environment = {**os.environ, "RAY_TMPDIR": ray_folder, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **env}
-    environment.pop("RAY_ADDRESS", None)
+    for name in ("RAY_ADDRESS", metrics.FOLDER_VARIABLE):  # engines in this process have set the second
+        environment.pop(name, None)
     log = folder / "run.log"
     command = [sys.executable, "-m", "deploy", "run", str(file), "--address", "local", "--num-cpus", "2"]
     with log.open("w") as sink:

@@ -115,9 +115,8 @@ def test_bundle_that_fits_nowhere_is_refused_and_no_placement_group_is_left(serv
 
     serve_deploy({"arms": {"a": {**STUB, "num_cpus": 4}}})
     found = wait_for("DEPLOY_FAILED")
-    assert (
-        "arm 'a': a replica wants 4 CPU, which no machine of the cluster has: 127.0.0.1 has 2 CPU" in found["message"]
-    )
+    here = ray.util.get_node_ip_address()
+    assert f"arm 'a': a replica wants 4 CPU, which no machine of the cluster has: {here} has 2 CPU" in found["message"]
     groups = ray.util.placement_group_table().values()
     assert not [group for group in groups if group["state"] not in ("REMOVED",)]
 
@@ -137,6 +136,7 @@ def test_check_asks_the_cluster(tmp_path: Path) -> None:
         timeout=300,
     )
     assert run.returncode == 1
+    here = ray.util.get_node_ip_address()
     assert run.stdout == (
-        f"{file}: arm 'a': a replica wants 3 CPU, which no machine of the cluster has: 127.0.0.1 has 2 CPU\n"
+        f"{file}: arm 'a': a replica wants 3 CPU, which no machine of the cluster has: {here} has 2 CPU\n"
     )

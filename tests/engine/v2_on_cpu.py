@@ -2,7 +2,8 @@
 
 vLLM asks for a Triton backend called "cpu" before it takes V2; pip's Triton brings none, but it interprets kernels on a
 CPU, one Python operation at a time: right, and some thousand times too slow for anything but tiny models. So a stub
-stands in for the backend, three things the interpreter lacks are added, and three that cost half its time are left out.
+stands in for the backend, three things the interpreter lacks are added, three that cost half its time are left out, and
+one kernel that it cannot run is left to torch.
 Tried with triton 3.9.0.
 """
 
@@ -87,5 +88,14 @@ def _leave_out_what_is_slow() -> None:
     interpreter._patch_lang = patch_once
 
 
+def _leave_out_what_cannot_run() -> None:
+    """vLLM's kernel of top-k and top-p takes `tl.range` to count in tensors; the interpreter's counts in integers."""
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    assert hasattr(topk_topp_sampler, "HAS_TRITON")
+    topk_topp_sampler.HAS_TRITON = False  # asked at each call, before torch's way
+
+
 _add_what_is_missing()
 _leave_out_what_is_slow()
+_leave_out_what_cannot_run()

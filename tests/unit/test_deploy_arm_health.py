@@ -95,8 +95,19 @@ def test_failed_trials_are_ever_further_apart(health: ArmHealth, clock: Clock) -
     assert waits == [1.0, 2.0, 4.0, 4.0, 4.0]
 
 
+def test_arm_that_was_never_up_is_checked_as_often_as_before(health: ArmHealth, clock: Clock) -> None:
+    """It is starting, which takes minutes: once it is up, nobody waits for the end of a long pause."""
+    for _ in range(4):
+        health.did_not_pass("no answer")
+        assert (health.state, health.check_in_s) == ("down", 1.0)
+        clock.now += health.check_in_s
+    health.passed()
+    assert health.state == "up"
+
+
 def test_arm_that_does_not_pass_is_down_until_it_does_and_checked_ever_later(health: ArmHealth, clock: Clock) -> None:
     waits = []
+    health.passed()
     for _ in range(4):
         health.did_not_pass("no answer")
         assert health.state == "down"

@@ -331,6 +331,7 @@ async def test_when_no_arm_is_sure_a_suspect_one_is_better_than_none(case: Case)
 @run
 async def test_when_all_are_down_the_request_fails_at_once_and_counts_for_its_own_arm(case: Case) -> None:
     for arm in case.arms.values():
+        arm.health.passed()
         arm.health.did_not_pass("gone")
     with pytest.raises(RequestError) as error:
         await case.ask()
@@ -339,6 +340,27 @@ async def test_when_all_are_down_the_request_fails_at_once_and_counts_for_its_ow
     assert case.exposures() == [(case.order[0], "sticky")]
     assert case.lines[-1]["error"] == "no_arm"
     assert not any(handle.calls for handle in case.handles.values())
+
+
+@run
+async def test_first_request_of_an_arm_that_has_just_come_up_is_answered(case: Case) -> None:
+    """The last check was before that, and clients come as soon as Serve calls the application running."""
+    for arm in case.arms.values():
+        arm.health.did_not_pass("starting")
+    arm, _ = await case.ask()
+    assert arm.name == case.order[0]
+    assert case.exposures() == [(case.order[0], "sticky")]
+
+
+@run
+async def test_request_of_an_arm_that_still_starts_fails_after_one_check(case: Case) -> None:
+    case.first().answers_checks = False
+    for arm in case.arms.values():
+        arm.health.did_not_pass("starting")
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(RequestError, match="no arm is able"):
+        await case.ask()
+    assert asyncio.get_running_loop().time() - began == pytest.approx(LIMITS.probe_timeout_s, abs=0.3)
 
 
 @run
