@@ -6,6 +6,7 @@ A cluster of our own listens on the loopback interface alone, and nothing of it 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import signal
 from collections.abc import Iterator
@@ -18,11 +19,8 @@ LOCAL = "local"
 
 #: Ray's stores are for objects between tasks, of which serving has hardly any; its default is a third of the memory.
 _OBJECT_STORE_BYTES = 256 << 20
-_ENVIRONMENT = {
-    # Ray's own name for "this machine only": its processes then talk over, and listen on, 127.0.0.1.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
+#: Ray's own name for "this machine only" where it is 0: its processes then talk over, and listen on, 127.0.0.1.
+_NOT_ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _SYSTEM_CONFIG = {
     # Whatever a worker process started ends with it, even when it was killed.
     "process_group_cleanup_enabled": True,
@@ -94,10 +92,12 @@ def _joined(address: str) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _started(options: dict[str, Any]) -> Iterator[Cluster]:
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)  # read when Ray is imported, and handed on to its processes
+    os.environ[_NOT_ON_LOOPBACK] = "0"  # handed on to Ray's processes
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
+    from ray._private import ray_constants
 
+    ray_constants.ENABLE_RAY_CLUSTER = False  # the same for this process, where Ray may have been imported before
     settings: dict[str, Any] = {
         "object_store_memory": _OBJECT_STORE_BYTES,
         "log_to_driver": False,
@@ -110,6 +110,9 @@ def _started(options: dict[str, Any]) -> Iterator[Cluster]:
             context = _init(settings | options)
         except Exception as error:  # Ray raises that class itself
             raise DeployError(f"Ray cannot be started on this machine: {_first_line(error)}") from error
+        host = context.address_info["node_ip_address"]
+        if not ipaddress.ip_address(host).is_loopback:
+            raise DeployError(f"Ray listens on {host}, expected the loopback interface alone; start a cluster yourself")
         yield Cluster(context.address_info["gcs_address"], True, context.address_info["session_dir"] + "/logs")
     finally:
         started = _descendants()

@@ -36,6 +36,7 @@ SERVE_NAMES = (
     HookPoint("ray.serve._private.api:serve_start", ("http_options", "proxy_location"), "starts Serve"),
     HookPoint("ray.serve._private.client:ServeControllerClient.deploy_apps", ("config", "_blocking"), "deploys"),
     HookPoint("ray.serve.schema:ServeDeploySchema", (), "a Serve configuration"),
+    HookPoint("ray._private.ray_constants:ENABLE_RAY_CLUSTER", (), "keeps a cluster of our own on loopback"),
     HookPoint("ray._private.state:available_resources_per_node", (), "says what is free"),
 )
 

@@ -67,7 +67,7 @@ class Run:
 
 @contextmanager
 def running(staging: Mapping[str, Any], folder: Path, **env: str) -> Iterator[Run]:
-    """The command on a cluster of its own with two CPUs, for a staging file."""
+    """The command on a cluster of its own with two CPUs, for a staging file. In its folder no other cluster is found."""
     file = folder / "staging.yaml"
     file.write_text(yaml.safe_dump({"http": {"port": 0}, "num_routers": 1, **staging}, sort_keys=False))
     ray_folder = tempfile.mkdtemp(prefix="ray-")  # sockets have short paths only
@@ -75,7 +75,7 @@ def running(staging: Mapping[str, Any], folder: Path, **env: str) -> Iterator[Ru
     for name in ("RAY_ADDRESS", metrics.FOLDER_VARIABLE):  # engines in this process have set the second
         environment.pop(name, None)
     log = folder / "run.log"
-    command = [sys.executable, "-m", "deploy", "run", str(file), "--address", "local", "--num-cpus", "2"]
+    command = [sys.executable, "-m", "deploy", "run", str(file), "--num-cpus", "2"]
     with log.open("w") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=sink, env=environment, start_new_session=True)
     try:

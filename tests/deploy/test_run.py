@@ -61,6 +61,16 @@ def replica(run: Run, arm: str) -> int:
     return found
 
 
+def test_cluster_of_its_own_is_on_loopback_alone(run: Run, url: str) -> None:
+    assert "s  Ray 127.0.0.1:" in run.said()
+    assert not {
+        connection.laddr.ip
+        for pid in processes.family(run.pid)
+        for connection in psutil.Process(pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    } - {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
 def test_client_gets_a_streamed_answer_from_each_arm(url: str) -> None:
     client = OpenAI(base_url=url, api_key="none")
     for model in ("tiny", "tiny--baseline", "tiny--lookup"):
