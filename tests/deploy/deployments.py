@@ -67,7 +67,7 @@ class Run:
 
 @contextmanager
 def running(staging: Mapping[str, Any], folder: Path, **env: str) -> Iterator[Run]:
-    """The command on a cluster of its own with two CPUs, for a staging file. In its folder no other cluster is found."""
+    """The command on a cluster of its own with two CPUs, for a staging file; no other is found in its folder."""
     file = folder / "staging.yaml"
     file.write_text(yaml.safe_dump({"http": {"port": 0}, "num_routers": 1, **staging}, sort_keys=False))
     ray_folder = tempfile.mkdtemp(prefix="ray-")  # sockets have short paths only
