@@ -33,9 +33,11 @@ class ArmServer(LLMServer):
             raise DeployError(f"{self._arm}: {problem}")
         if not self._is_ours:
             await super().start()
+            self._find_tokenization()
             return
         read = proposer_counts()
         await super().start()
+        self._find_tokenization()
         self._require_proposer()
         # vLLM's own metrics are on Ray's already: Ray's LLM server sees to that.
         self._passing_on = asyncio.create_task(ArmMeters(self._arm).keep_passing_on(read))
@@ -66,6 +68,12 @@ class ArmServer(LLMServer):
     @property
     def _is_ours(self) -> bool:
         return options.is_ours(self._asked_for.get("method"))
+
+    def _find_tokenization(self) -> None:
+        """Ray 2.60 looks for what answers /tokenize by a name that vLLM 0.32 has changed, and then refuses requests."""
+        engine = getattr(self, "engine", None)
+        if getattr(engine, "_oai_serving_tokenization", self) is None:
+            engine._oai_serving_tokenization = getattr(engine._app_state, "serving_tokenization", None)
 
     def _require_proposer(self) -> None:
         spec = proposer_spec(self._engine_client.vllm_config.speculative_config)

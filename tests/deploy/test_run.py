@@ -92,6 +92,16 @@ def test_arms_give_the_same_greedy_text(url: str) -> None:
     assert texts["baseline"] == texts["lookup"]
 
 
+def test_tokens_of_a_conversation_are_the_same_from_each_arm(url: str) -> None:
+    body = {"messages": [{"role": "user", "content": "abc"}]}
+    found = [
+        httpx.post(f"{url.removesuffix('/v1')}/tokenize", json={**body, "model": model}, timeout=60).json()["tokens"]
+        for model in ("tiny", "tiny--baseline", "tiny--lookup")
+    ]
+    assert found[0]
+    assert found[0] == found[1] == found[2]
+
+
 def test_error_is_what_the_official_client_expects(url: str) -> None:
     with pytest.raises(NotFoundError) as caught:
         OpenAI(base_url=url, api_key="none", max_retries=0).models.retrieve("nobody")

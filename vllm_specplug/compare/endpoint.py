@@ -210,7 +210,8 @@ class EndpointArm:
             self._has_tokenize = True
             return self._chat_tokens([{"role": "user", "content": "Hello"}])
         except EndpointError as error:
-            if error.kind not in _MISSING:
+            can_do_without = self._tokenizer_name is not None and error.kind.startswith("http_4")
+            if error.kind not in _MISSING and not can_do_without:
                 raise
         self._has_tokenize = False
         if self._tokenizer_name is None:
