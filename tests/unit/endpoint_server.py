@@ -30,6 +30,8 @@ class Fake:
     version: str | None = "0.32.0"
     owned_by: str = "vllm"
     has_tokenize: bool = True
+    refuses_tokenize: bool = False
+    """As Ray's LLM server does where it cannot find what answers that."""
     has_template: bool = True
     shift: int = 0
     """Added to every token that /tokenize gives, as another tokenizer would."""
@@ -97,6 +99,9 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def _tokenize(self, body: dict[str, Any]) -> None:
+        if self.fake.refuses_tokenize:
+            self._json({"error": {"message": "This model does not support the 'tokenization' task."}}, 400)
+            return
         if "messages" in body:
             if not self.fake.has_template:
                 self._json({"error": {"message": "default chat template is no longer allowed"}}, 400)

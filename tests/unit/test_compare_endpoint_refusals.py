@@ -63,7 +63,15 @@ def test_address_without_v1_is_said(fake: Fake) -> None:
 
 def test_server_without_tokenizer_asks_for_one(fake: Fake) -> None:
     fake.has_tokenize = False
-    with pytest.raises(CompareError, match="/tokenize is not there; name the model's tokenizer with --tokenizer"):
+    with pytest.raises(CompareError, match=r"/tokenize cannot be used \(.*404.*\); name the .* --tokenizer"):
+        started(fake)
+    with pytest.raises(CompareError, match="the tokenizer '/nowhere' cannot be loaded"):
+        started(fake, EndpointSettings(20, "/nowhere"))
+
+
+def test_server_that_refuses_to_make_tokens_is_measured_with_the_tokenizer_named(fake: Fake) -> None:
+    fake.refuses_tokenize = True
+    with pytest.raises(CompareError, match=r"does not support the 'tokenization' task.*--tokenizer"):
         started(fake)
     with pytest.raises(CompareError, match="the tokenizer '/nowhere' cannot be loaded"):
         started(fake, EndpointSettings(20, "/nowhere"))

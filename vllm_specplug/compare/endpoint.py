@@ -210,14 +210,14 @@ class EndpointArm:
             self._has_tokenize = True
             return self._chat_tokens([{"role": "user", "content": "Hello"}])
         except EndpointError as error:
-            can_do_without = self._tokenizer_name is not None and error.kind.startswith("http_4")
-            if error.kind not in _MISSING and not can_do_without:
+            if error.kind not in (*_MISSING, "http_400"):
                 raise
+            refusal = str(error)
         self._has_tokenize = False
         if self._tokenizer_name is None:
             raise EndpointError(
                 "tokenize",
-                f"{self._endpoint.root}/tokenize is not there; name the model's tokenizer with --tokenizer",
+                f"/tokenize cannot be used ({refusal}); name the model's tokenizer with --tokenizer",
             )
         import transformers
 
