@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import shutil
 import subprocess
@@ -34,6 +35,8 @@ _HEALTH_TIMEOUT_S = 10.0
 #: How long `vllm serve` may take to end by itself.
 _END_S = 5.0
 _KEPT_LINES = 200
+#: Where the classes of requests are.
+_BODIES = "ray.serve.llm.openai_api_models"
 
 
 class EngineDeadError(RuntimeError):
@@ -78,6 +81,8 @@ class VllmServer:
             timeout=None,
         )
         try:
+            # The first request would have it imported, torch with it: many seconds in which no check is answered.
+            await asyncio.to_thread(importlib.import_module, _BODIES)
             await self._wait_until_healthy(start_timeout_s)
         except BaseException:
             self._kill()
