@@ -75,7 +75,7 @@ def test_interrupted_run_goes_on_in_the_same_order_and_measures_nothing_twice(
     assert str(stopped.value) == hint
     blocks = second.measured(out)
     assert f"{stop_at} of 16 blocks were measured before" in capsys.readouterr().err
-    assert "".join(first.calls + second.calls) == "ABBA" * 4
+    assert "".join(first.calls + second.calls) == "ABBABAAB" * 2
     assert [len(blocks[name]) for name in ARMS] == [8, 8]
     asked = [(block.answers[0].prompt_id, block.pass_index) for block in blocks["A"]]
     assert asked == [(prompt.id, index) for prompt in PROMPTS for index in (0, 1)]

@@ -46,9 +46,15 @@ def run_measure(arms: str, blocks: list[list[Prompt]], num_passes: int = 2) -> t
 
 def test_arms_run_a_b_b_a_for_each_prompt() -> None:
     calls, _ = run_measure("AB", [[Prompt("p", "x", "")], [Prompt("q", "x", "")]])
-    assert "".join(calls) == "ABBA" + "ABBA"
+    assert "".join(calls) == "ABBA" + "BAAB"
     calls, _ = run_measure("ABC", [[Prompt("p", "x", "")]])
     assert "".join(calls) == "ABCCBA"
+
+
+def test_with_one_pass_no_arm_always_goes_first() -> None:
+    prompts = [[Prompt(name, "x", "")] for name in "pqrs"]
+    calls, _ = run_measure("AB", prompts, num_passes=1)
+    assert "".join(calls) == "AB" + "BA" + "AB" + "BA"
 
 
 def test_prompt_with_a_limit_of_its_own_is_answered_within_it() -> None:

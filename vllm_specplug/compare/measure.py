@@ -1,7 +1,7 @@
 """Who runs when, and what is written down of it. Knows the protocol of `worker`, computes no statistics.
 
 All engines are alive, one works at a time. For each block of prompts the arms run in order and then in reverse order
-(A B B A), so that a drift of the machine, linear over a block, falls on all arms alike.
+(A B B A, in the next block B A A B), so that a drift of the machine, linear over a block, falls on all arms alike.
 """
 
 from __future__ import annotations
@@ -152,6 +152,9 @@ def measure(
 ) -> dict[str, list[Block]]:
     """Run every block on every arm, `num_passes` times, the order of the arms turning round each time.
 
+    The next block begins the other way round: so the first place falls to all arms alike with an odd number of passes,
+    one above all.
+
     Args:
         engines: by arm name, in order.
         token_ids: by prompt id.
@@ -162,10 +165,10 @@ def measure(
     """
     results: dict[str, list[Block]] = {name: [] for name in engines}
     done, total = 0, len(blocks) * num_passes * len(engines)
-    for prompts in blocks:
+    for block_index, prompts in enumerate(blocks):
         for pass_index in range(num_passes):
             names = list(engines)
-            for name in names if pass_index % 2 == 0 else reversed(names):
+            for name in names if (block_index + pass_index) % 2 == 0 else reversed(names):
                 block = None if record is None else record.recall(name, prompts, pass_index)
                 if block is None:
                     progress(f"{name} · {prompts[0].category}", done, total)
