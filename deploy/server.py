@@ -71,7 +71,7 @@ class ArmServer(LLMServer):
 
     def _find_tokenization(self) -> None:
         """Ray 2.60 looks for what answers /tokenize by a name that vLLM 0.32 has changed, and then refuses requests."""
-        engine = getattr(self, "engine", None)
+        engine: Any = getattr(self, "engine", None)
         if getattr(engine, "_oai_serving_tokenization", self) is None:
             engine._oai_serving_tokenization = getattr(engine._app_state, "serving_tokenization", None)
 
