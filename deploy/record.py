@@ -1,8 +1,8 @@
 """What is kept of one request: the lines of the exposure log and the counts.
 
 `exposure` when an arm is chosen, again when the request moves on, then with the arm that was out; `outcome` once at
-its end. Nothing that a user wrote
-or read is in them, and users only as a keyed hash. The format is read by `specplug compare`.
+its end. Nothing that a user wrote or read is in them, and users only as a keyed hash. The format is read by
+`specplug compare`.
 """
 
 from __future__ import annotations

@@ -104,6 +104,8 @@ class Routing:
 
     def starting(self, target: Target) -> Arm | None:
         """The arm that a request belongs to, if no arm may have it and that one has never been up."""
+        if all(arm.health.has_been_up for arm in self._arms.values()):
+            return None  # as nearly always: no order is made out for that
         order = self._order(target)
         return None if self._able(order) or order[0].health.has_been_up else order[0]
 

@@ -31,13 +31,11 @@ class ArmServer(LLMServer):
         problem = plugin.why_not_loaded()
         if problem is not None:
             raise DeployError(f"{self._arm}: {problem}")
-        if not self._is_ours:
-            await super().start()
-            self._find_tokenization()
-            return
-        read = proposer_counts()
+        read = proposer_counts() if self._is_ours else None
         await super().start()
         self._find_tokenization()
+        if read is None:
+            return
         self._require_proposer()
         # vLLM's own metrics are on Ray's already: Ray's LLM server sees to that.
         self._passing_on = asyncio.create_task(ArmMeters(self._arm).keep_passing_on(read))
