@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ import httpx
 import openai
 import psutil
 import pytest
+import ray
 from router_cluster import (
     AUTHORIZED,
     KEY,
@@ -328,9 +330,19 @@ def test_sigkill_of_a_routers_replica_under_load_hangs_no_request(service: Servi
 
 
 def router_pids() -> list[int]:
-    """Processes of router replicas."""
+    """Processes of router replicas of this cluster: another one may run on the machine."""
+    session = ray.get_runtime_context().get_session_name()
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])
         if any("ServeReplica:router:ArmRouter" in part for part in process.info["cmdline"] or [])
+        and any(session in part for part in raylet_of(process))
     ]
+
+
+def raylet_of(replica: psutil.Process) -> list[str]:
+    """The command line of the process that started a replica; empty where either has gone."""
+    with contextlib.suppress(psutil.Error):
+        parent = replica.parent()
+        return parent.cmdline() if parent else []
+    return []
