@@ -133,6 +133,8 @@ def _hook_points(version: str | None, vllm: Vllm) -> Iterator[Finding]:
             yield Finding(name, "missing", f"{problem} ({point.why})")
     if "v2" not in contract.runners(version):
         yield Finding("V2 model runner", "note", f"not driven in vLLM {version}: specplug: methods run on V1")
+    elif "v2" not in contract.runners(version, runs_draft_model=True):
+        yield Finding("V2 model runner", "note", f"vLLM {version}: proposers that run a draft model have V1")
 
 
 def _runner() -> Finding:

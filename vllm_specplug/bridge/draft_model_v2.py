@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 class V2DraftModel(DraftOutputs, StandaloneARSpeculator):
     """vLLM's speculator and the `DraftModel` of our proposer in one."""
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, req_states: Any) -> None:
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         """
         Raises:
             ConfigError: the proposer refuses its options.
         """
         super().__init__(vllm_config, device)
-        self.specplug = V2Drafter(vllm_config, device, req_states)
+        self.specplug = V2Drafter(vllm_config, device)
         self.specplug.draft_model = self
         # The draft's own limit, which may be lower than the target's: positions beyond would end the engine.
         self.max_model_len = self.draft_max_seq_len = self.draft_model_config.max_model_len

@@ -31,23 +31,27 @@ if TYPE_CHECKING:
 class V2Drafter(Drafter):
     """One proposer on the V2 runner."""
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, states: Any) -> None:
+    _states: Any
+    _tokens: HostTokens
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         """
-        Args:
-            states: vLLM's RequestState.
         Raises:
             ConfigError: the proposer refuses its options.
         """
         super().__init__(vllm_config)
         self._device = device
-        self._states = states
         self._num_columns = self.engine.num_speculative_tokens
-        self._tokens = HostTokens(states.all_token_ids.gpu, self._num_columns + 1)
         self._rounds: dict[str, list[int]] = {}
         """Of each request: how many tokens it came with, and rounds since."""
         self._num_drafts: dict[str, int] = {}
         self.draft_logits: torch.Tensor | None = None
         """See `draft_logits`; None: all drafts are one-hot."""
+
+    def attach(self, states: Any) -> None:
+        """Read the requests from vLLM's RequestState, which some releases make after the drafter."""
+        self._states = states
+        self._tokens = HostTokens(states.all_token_ids.gpu, self._num_columns + 1)
 
     def load(self, target: torch.nn.Module) -> None:
         """Get ready to draft; the target's weights are there."""

@@ -5,6 +5,7 @@ Knows symbols, parameters and attributes by name, and asks a vLLM for them; `con
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from vllm_specplug.bridge.symbols import Installed, Vllm
@@ -38,11 +39,18 @@ class HookPoint:
     """Words it must allow, where it is a Literal."""
     earlier: str = ""
     """Where earlier releases have it (`versions` knows how they differ)."""
+    since: tuple[int, int] | None = None
+    """The first release that has it, such as (0, 32). Earlier ones are driven without it."""
 
     @property
     def runner(self) -> str | None:
         """The model runner that needs it; None: whichever."""
         return _RUNNERS[self.only_for] if self.only_for else None
+
+    def is_of(self, version: str | None) -> bool:
+        """Whether a release should have it; one of which nothing is known should."""
+        numbers = re.match(r"(\d+)\.(\d+)", version or "")
+        return self.since is None or numbers is None or (int(numbers[1]), int(numbers[2])) >= self.since
 
     def problem(self, vllm: Vllm = INSTALLED) -> str | None:
         """What is wrong with it in `vllm`; None when nothing is."""

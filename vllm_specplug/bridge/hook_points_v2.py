@@ -9,16 +9,18 @@ _RUNNER = f"{_GPU}.model_runner"
 _SPECULATOR = f"{_GPU}.spec_decode.speculator:BaseSpeculator"
 _STANDALONE = f"{_GPU}.spec_decode.standalone_ar.speculator:StandaloneARSpeculator"
 
+#: In 0.29 to 0.31 each step wants as many drafts, token histories are where the host and the device read them, and
+#: draft models have another speculator, which we do not drive.
+_SINCE = (0, 32)
+
 POINTS = (
-    HookPoint(
-        f"{_RUNNER}:init_speculator", ("vllm_config", "device", "req_states"), "our speculator takes its place", V2
-    ),
+    HookPoint(f"{_RUNNER}:init_speculator", ("vllm_config", "device"), "our speculator takes its place", V2),
     HookPoint(
         f"{_RUNNER}:GPUModelRunner",
         (),
         "our speculator is found in it",
         V2,
-        ("speculator", "model", "model_memory_usage"),
+        ("speculator", "model", "model_memory_usage", "req_states"),
     ),
     HookPoint(f"{_RUNNER}:GPUModelRunner.load_model", (), "gives our proposer the target", V2),
     HookPoint(f"{_RUNNER}:GPUModelRunner.add_requests", ("scheduler_output",), "says which requests begin", V2),
@@ -34,11 +36,11 @@ POINTS = (
             "last_sampled",
             "temperature",
             "dummy_run",
-            "num_speculative_tokens",
         ),
         "our proposers draft here",
         V2,
     ),
+    HookPoint(f"{_SPECULATOR}.propose", ("num_speculative_tokens",), "how many drafts a step wants", V2, since=_SINCE),
     HookPoint(f"{_SPECULATOR}.init_cudagraph_manager", ("cudagraph_mode",), "drafting is not captured", V2),
     HookPoint(f"{_SPECULATOR}.capture", (), "drafting is not captured", V2),
     HookPoint(
@@ -78,7 +80,7 @@ POINTS = (
         ("req_id", "sampling_params", "prompt_len", "prefill_token_ids"),
     ),
     HookPoint("vllm.v1.outputs:DraftTokenIds", (), "how many drafts a request has", V2, ("req_ids", "draft_token_ids")),
-    HookPoint("vllm.config:SpeculativeConfig.use_ngram", (), "keeps token histories on the device", V2),
+    HookPoint("vllm.config:SpeculativeConfig.use_ngram", (), "keeps token histories on the device", V2, since=_SINCE),
     HookPoint("vllm.utils.torch_utils:async_tensor_h2d", ("data", "device"), "to the device without waiting", V2),
     HookPoint(
         "vllm.utils.mem_utils:DeviceMemoryProfiler", (), "what a proposer takes of memory", V2, ("consumed_memory",)
@@ -97,7 +99,7 @@ POINTS = (
         ASYNCHRONOUS,
     ),
     *(
-        HookPoint(f"{_STANDALONE}.{name}", parameters, why, DRAFT_MODEL_V2)
+        HookPoint(f"{_STANDALONE}.{name}", parameters, why, DRAFT_MODEL_V2, since=_SINCE)
         for name, parameters, why in (
             ("__init__", ("vllm_config", "device"), "our speculator is a subclass"),
             ("load_model", ("target_model",), "loads the draft model"),
@@ -126,6 +128,7 @@ POINTS = (
             "last_token_indices",
             "max_model_len",
         ),
+        since=_SINCE,
     ),
     HookPoint(
         f"{_GPU}.block_table:BlockTables.compute_slot_mappings",

@@ -26,7 +26,8 @@ def capabilities_of(spec: ProposerSpec) -> Capabilities:
 
 def runners_of(spec: ProposerSpec) -> frozenset[Runner]:
     """The runners that the proposer supports and we drive in the installed vLLM."""
-    return capabilities_of(spec).runners.intersection(contract.runners(contract.installed_version()))
+    found = capabilities_of(spec)
+    return found.runners.intersection(contract.runners(contract.installed_version(), found.runs_draft_model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,9 @@ def _unsupported_on_v2(original: Callable[..., list[str]]) -> Callable[..., list
         found, spec = original(self), _spec_of(self)
         if spec is None:
             return found
-        others = [feature for feature in found if "'custom_class'" not in feature]
+        # The second one stands for ours while `_post_init` is at it; vLLM's own is new on V2 in 0.32.
+        ours = ("'custom_class'", f"'{_STAYS_ON_DEVICE}'")
+        others = [feature for feature in found if not any(name in feature for name in ours)]
         if "v2" in runners_of(spec):
             return others
         # A draft model without this would be run by vLLM's own V2 drafter in our place, and nobody would notice.

@@ -29,12 +29,12 @@ class V2Speculator(BaseSpeculator):
 
     supports_mm_inputs = False
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, req_states: Any) -> None:
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         """
         Raises:
             ConfigError: the proposer refuses its options.
         """
-        self.specplug = V2Drafter(vllm_config, device, req_states)
+        self.specplug = V2Drafter(vllm_config, device)
 
     @property
     def draft_logits(self) -> torch.Tensor | None:
@@ -104,22 +104,24 @@ def _ours(runner: Any) -> V2Drafter | None:
 
 
 def _init_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
-    def init_speculator(vllm_config: VllmConfig, device: torch.device, req_states: Any) -> Any:
+    def init_speculator(vllm_config: VllmConfig, device: torch.device, *rest: Any) -> Any:
         if proposer_spec(vllm_config.speculative_config) is None:
-            return original(vllm_config, device, req_states)
+            return original(vllm_config, device, *rest)
         if vllm_config.speculative_config.uses_draft_model():
             from vllm_specplug.bridge.draft_model_v2 import V2DraftModel
 
-            return V2DraftModel(vllm_config, device, req_states)
-        return V2Speculator(vllm_config, device, req_states)
+            return V2DraftModel(vllm_config, device)
+        return V2Speculator(vllm_config, device)
 
     return init_speculator
 
 
 def _load_model(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
         drafter = _ours(self)
+        if drafter is not None:
+            drafter.attach(self.req_states)
+        result = original(self, *args, **kwargs)
         if drafter is not None and drafter.draft_model is None:  # vLLM loads a draft model itself
             with DeviceMemoryProfiler() as used:
                 drafter.load(self.model)
