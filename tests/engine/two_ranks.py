@@ -13,7 +13,7 @@ from vllm_specplug.testing import KnownDistribution
 class FailsOnSecondRank(KnownDistribution):
     """Has draft probabilities on the first rank only, every other step."""
 
-    capabilities = Capabilities(gives_probs=True)
+    capabilities = Capabilities(gives_probs=True, runners=frozenset({"v1", "v2"}))
     num_steps = 0
 
     def propose(self, batch: DraftBatch) -> Drafts:

@@ -13,6 +13,10 @@ _STANDALONE = f"{_GPU}.spec_decode.standalone_ar.speculator:StandaloneARSpeculat
 #: draft models have another speculator, which we do not drive.
 _SINCE = (0, 32)
 
+DRAFTS_OF_A_STEP = HookPoint(
+    f"{_SPECULATOR}.propose", ("num_speculative_tokens",), "how many drafts a step wants", V2, since=_SINCE
+)
+
 POINTS = (
     HookPoint(f"{_RUNNER}:init_speculator", ("vllm_config", "device"), "our speculator takes its place", V2),
     HookPoint(
@@ -40,7 +44,7 @@ POINTS = (
         "our proposers draft here",
         V2,
     ),
-    HookPoint(f"{_SPECULATOR}.propose", ("num_speculative_tokens",), "how many drafts a step wants", V2, since=_SINCE),
+    DRAFTS_OF_A_STEP,
     HookPoint(f"{_SPECULATOR}.init_cudagraph_manager", ("cudagraph_mode",), "drafting is not captured", V2),
     HookPoint(f"{_SPECULATOR}.capture", (), "drafting is not captured", V2),
     HookPoint(
