@@ -15,9 +15,15 @@ from vllm_specplug.compare.workload import Workload
 
 
 def run_of_itself(
-    seed: int, *, noise: float = 0.1, favoured: float = 1.0, second_pass: float = 1.0, config: Any = None
+    seed: int,
+    *,
+    noise: float = 0.1,
+    favoured: float = 1.0,
+    second_pass: float = 1.0,
+    num_passes: int = 2,
+    config: Any = None,
 ) -> dict[str, Any]:
-    """A report of 8 categories of 8 prompts, two passes; the second arm takes `favoured` times as long.
+    """A report of 8 categories of 8 prompts; the second arm takes `favoured` times as long.
 
     Args:
         second_pass: time of the second pass over that of the first.
@@ -31,7 +37,7 @@ def run_of_itself(
     def blocks(factor: float) -> list[Block]:
         found = []
         for prompt, length in zip(prompts, lengths, strict=True):
-            for index in range(2):
+            for index in range(num_passes):
                 seconds = float(factor * length * second_pass**index * np.exp(rng.normal(0, noise)))
                 answer = Answer(prompt.id, index, tuple(range(20)), 20, 0.1, seconds, "length")
                 found.append(Block(prompt.category, index, seconds, (answer,), None))

@@ -26,6 +26,13 @@ def test_report_holds_each_arm_against_itself() -> None:
     assert any(line.startswith("Noise: each arm's later passes over its earlier ones") for line in notes(report))
 
 
+def test_one_pass_says_that_it_knows_nothing_of_its_noise() -> None:
+    report = run_of_itself(0, noise=0.02, num_passes=1)
+    validate(report)
+    assert set(report["noise"].values()) == {None}
+    assert any(line.startswith("Noise: not known, every prompt was measured once.") for line in notes(report))
+
+
 def test_machine_that_changed_between_passes_decides_nothing() -> None:
     report = run_of_itself(0, noise=0.02, favoured=0.5, second_pass=1.2)
     assert report["too_noisy"]

@@ -55,6 +55,11 @@ def notes(report: Mapping[str, Any]) -> list[str]:
     noise = [f"{name} {ratio_text(floor)}" for name, floor in floors.items() if floor is not None]
     if noise:
         lines.append(f"Noise: each arm's later passes over its earlier ones (1 without any): {', '.join(noise)}.")
+    elif floors and not imported(report):
+        lines.append(
+            "Noise: not known, every prompt was measured once. On a machine that is not idle verdicts of one pass are "
+            "wrong more often than they say; --passes 2 measures it."
+        )
     for name, entry in report["repeats"].items():
         changed = entry["prompts_answered_differently"]
         if changed:
