@@ -54,6 +54,8 @@ class Gone:
 
 @EACH_POINT
 def test_a_symbol_that_is_gone_stops_the_start_by_name(point: HookPoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    if point.earlier and replace(point, path=point.earlier, earlier="").problem() is None:
+        pytest.skip("this vLLM has it in the earlier place too, which will do")
     where = [point.only_for] if point.only_for else []
     contract.require(*where)
     module, _, path = point.path.partition(":")
