@@ -5,6 +5,8 @@ Knows the bodies of OpenAI's API as Ray's LLM server takes them.
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,8 @@ from deploy.split import keyed_hash
 
 #: Not for arms: our own clients' key, and an id that need not be unique.
 _KEPT_BACK = ("authorization", "cookie", "x-request-id")
+
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # An object of vLLM's class, which Ray does not pass on by name.
 _WITH_USAGE = CompletionRequest.model_validate(
@@ -69,11 +73,28 @@ class Inquiry:
             attempt: the engine's id for it; an engine must not meet the same twice.
         """
         update: dict[str, Any] = {"model": arm.model}
-        if "request_id" in type(self.body).model_fields and "request_id" not in self.body.model_fields_set:
-            update["request_id"] = attempt
+        if "request_id" in type(self.body).model_fields:
+            update["request_id"] = attempt  # not the client's own, which need not be unique
         if self.is_stream and not self.wants_usage:
             update["stream_options"] = _WITH_USAGE
         return self.body.model_copy(update=update)
+
+
+async def refuse_half_characters(request: Request) -> None:
+    """JSON can spell half of a pair of UTF-16, which is no text: a tokenizer fails on it.
+
+    Raises:
+        RequestError: there is one in the body.
+    """
+    body = await request.body()
+    if _HALF_CHARACTER.search(body) is None:  # whole pairs are spelled like that too
+        return
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise failures.invalid(
+            f"the text holds {error.object[error.start]!r}, half of a surrogate pair; send whole characters"
+        ) from error
 
 
 def read_inquiry(

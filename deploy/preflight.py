@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 
 from deploy import contract
 from deploy.staging import Arm, Staging
@@ -47,6 +48,21 @@ def require(staging: Staging, *, quick: bool = False) -> None:
     """
     for problem in quick_problems(staging) if quick else problems(staging):
         raise DeployError(problem)
+
+
+def require_here(staging: Staging) -> None:
+    """Refuse what a cluster of this machine lacks: it has our files and our environment.
+
+    Raises:
+        DeployError: a folder or an environment variable that the file names is not there.
+    """
+    source = staging.source or ""
+    if source.startswith(("/", "./", "../", "~")) and not Path(source).expanduser().exists():
+        raise DeployError(f"source is {source!r}, but there is no such folder or file here; correct the path")
+    for option in ("api_key_env", "unit_key_env"):
+        name = getattr(staging.router, option)
+        if name is not None and not os.environ.get(name):
+            raise DeployError(f"router.{option} is {name!r}, but this environment variable is not set; export it")
 
 
 def _arm_problems(arm: Arm) -> Iterator[str]:

@@ -25,12 +25,13 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.llm.ingress import OpenAiIngress
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from starlette.responses import JSONResponse, Response
+from vllm.exceptions import VLLMValidationError
 
 from deploy import failures, sse
 from deploy.arm import Arm
 from deploy.dispatch import Dispatch
 from deploy.exposure import ExposureWriter
-from deploy.inquiry import Inquiry, read_inquiry
+from deploy.inquiry import Inquiry, read_inquiry, refuse_half_characters
 from deploy.meters import Meters
 from deploy.relay import Relay
 from deploy.router_app import build_app
@@ -93,7 +94,13 @@ class ArmRouter(OpenAiIngress):
             "detokenize": self.detokenize,
         }
         has_admin = self._settings.admin or self._key is not None
-        return build_app(endpoints, key=self._key, lifespan=self._lifespan, admin=self.describe if has_admin else None)
+        return build_app(
+            endpoints,
+            key=self._key,
+            lifespan=self._lifespan,
+            admin=self.describe if has_admin else None,
+            refusals=[VLLMValidationError],
+        )
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -167,6 +174,7 @@ class ArmRouter(OpenAiIngress):
         }
 
     async def _generate(self, call: str, body: Any, request: Request) -> Response:
+        await refuse_half_characters(request)
         inquiry = self._inquiry(call, body, request)
         record = self._dispatch.record(inquiry)
         try:
@@ -191,6 +199,7 @@ class ArmRouter(OpenAiIngress):
 
     async def _ask_any(self, call: str, body: Any, request: Request) -> Response:
         """Have some arm do what all do alike; nothing is kept of it."""
+        await refuse_half_characters(request)
         inquiry = self._inquiry(call, body, request)
         arm = self._routing.choose(inquiry.target)
         timeout_s = self._settings.limits.first_byte_timeout_s

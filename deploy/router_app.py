@@ -9,7 +9,7 @@ Knows FastAPI; not what the routes do.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -40,6 +40,7 @@ def build_app(
     key: str | None,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
     admin: Callable[[], Mapping[str, Any]] | None = None,
+    refusals: Iterable[type[Exception]] = (),
 ) -> FastAPI:
     """Make the application.
 
@@ -48,6 +49,7 @@ def build_app(
         key: what clients must send as `Authorization: Bearer`; None: nothing.
         lifespan: around the application's life.
         admin: what the route for operators answers; None: there is no such route.
+        refusals: what checks of a body raise, beside pydantic's own errors.
     """
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     for path, (method, name) in ROUTES.items():
@@ -61,6 +63,8 @@ def build_app(
     app.add_exception_handler(RequestError, _request_failure)
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(HTTPException, _http_exception)
+    for refusal in refusals:
+        app.add_exception_handler(refusal, _refusal)
     app.add_exception_handler(Exception, _unexpected)
     if key is not None:
         app.add_middleware(_KeyGuard, key=key)
@@ -103,6 +107,10 @@ async def _bad_request(request: Request, error: Exception) -> Response:
     detail = f" ({first['ctx']['error']})" if first["type"] == "json_invalid" and "ctx" in first else ""
     param = ".".join(place) if where else None
     return invalid(f"{where}{first['msg']}{detail}", param).response()
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    return invalid(str(error), getattr(error, "parameter", None)).response()
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from deploy import cluster, preflight, serving
+from deploy import cluster, preflight, serving, shared_memory
 from deploy.progress import Progress
 from deploy.staging import DEMO_MODEL, Http, Staging, load_staging
 from vllm_specplug.errors import DeployError
@@ -41,6 +41,7 @@ def main(path: str, address: str | None, *, num_cpus: int | None, dashboard: boo
     preflight.require(staging, quick=True)
     found = cluster.find(address)
     if found == cluster.LOCAL:
+        preflight.require_here(staging)
         staging = staging.model_copy(update={"http": _free_address(staging.http)})
     elif not staging.http.port:
         raise DeployError(f"{path}: http.port is 0, which needs a cluster of its own; name a port for that at {found}")
@@ -50,36 +51,40 @@ def main(path: str, address: str | None, *, num_cpus: int | None, dashboard: boo
         demo_model_path(progress=say)
     options = {"num_cpus": num_cpus, "include_dashboard": dashboard}
     up = False
-    with _stopping(say) as stop_on_signals, cluster.connected(found, **options) as ray:
+    with (
+        _told(signal.SIGHUP) as reload,
+        _stopping(say) as stop_on_signals,
+        shared_memory.swept() as segments,
+        cluster.connected(found, **options) as ray,
+    ):
         stop_on_signals()  # once more: Ray has set a handler of its own
         say(f"Ray {ray.address}, {'started' if ray.is_ours else 'there already'}; logs in {ray.log_folder}")
-        with serving.deployed(staging, ray):
+        with serving.deployed(staging, ray), segments.noted_at_end():
             progress = Progress(staging)
             serving.wait_until_up(staging, progress, say)
             up = True
             say(f"serving {staging.model!r} at {_base_url(staging)} (arms: {', '.join(staging.arms)})")
             say(f"metrics at {', '.join(ray.metrics)}")
-            _watch(path, staging, progress, say)
+            _watch(path, staging, progress, say, reload)
     say("ended")
     return 0 if up else 130
 
 
-def _watch(path: str, staging: Staging, progress: Progress, say: serving.Say) -> NoReturn:
+def _watch(path: str, staging: Staging, progress: Progress, say: serving.Say, reload: Callable[[], bool]) -> NoReturn:
     """Say what changes, and read the file again when told to, until an exception ends it.
 
     Raises:
         DeployError: the application is gone.
     """
-    with _told(signal.SIGHUP) as reload:
-        while True:
-            time.sleep(_WATCH_S)
-            application = serving.status(staging)
-            if application is None:
-                raise DeployError("the application is gone: somebody took it away")
-            for line in progress.changes(application):
-                say(line)
-            if reload():
-                staging = _again(path, staging, say)
+    while True:
+        time.sleep(_WATCH_S)
+        application = serving.status(staging)
+        if application is None:
+            raise DeployError("the application is gone: somebody took it away")
+        for line in progress.changes(application):
+            say(line)
+        if reload():
+            staging = _again(path, staging, say)
 
 
 def _again(path: str, staging: Staging, say: serving.Say) -> Staging:
@@ -157,7 +162,7 @@ def _stopping(say: serving.Say) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def _told(number: signal.Signals) -> Iterator[Any]:
+def _told(number: signal.Signals) -> Iterator[Callable[[], bool]]:
     """A function that says whether the signal came since it was last asked."""
     came = False
 

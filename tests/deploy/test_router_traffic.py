@@ -334,12 +334,28 @@ def test_shadow_copies_are_a_bounded_share_and_delay_nobody(service: Service) ->
 
 
 def test_arms_see_neither_the_key_nor_a_name_of_their_own_choice(service: Service) -> None:
-    post(service.url, chat_body(max_tokens=0, model=f"{MODEL}--b"), X_Request_Id="same", traceparent="00-1-1-01")
+    body = chat_body(max_tokens=0, model=f"{MODEL}--b", request_id="same")
+    post(service.url, body, X_Request_Id="same", traceparent="00-1-1-01")
     seen = call_arm("b", "seen")["bodies"][-1]
     assert seen["model"] == f"{MODEL}--b"
     assert seen["headers"]["traceparent"] == "00-1-1-01"
     assert not {"authorization", "x-request-id"} & set(seen["headers"])
     assert seen["id"] == service.exposures("forced")[-1]["request_id"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stream_options": {"include_usage": True}}, "Stream options can only be defined when `stream=True`"),
+        ({"messages": [{"role": "user", "content": "a \ud800 b"}]}, "half of a surrogate pair"),
+    ],
+)
+def test_what_vllm_refuses_late_is_the_clients_fault(service: Service, changes: dict[str, Any], said: str) -> None:
+    content = json.dumps(chat_body() | changes)  # httpx would not spell half a character
+    answer = httpx.post(f"{service.url}/v1/chat/completions", content=content, headers=AUTHORIZED, timeout=60)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+    assert post(service.url, chat_body("whole: \U0001f600", max_tokens=1)).status_code == 200
 
 
 def test_log_has_every_request_once_and_nothing_of_its_text_or_user(service: Service) -> None:

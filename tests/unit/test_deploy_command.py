@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,6 +17,7 @@ from deploy.resources import Machine
 from deploy.settings import read
 from deploy.staging import Arm, Staging
 from vllm_specplug.bridge.contract import HookPoint
+from vllm_specplug.errors import DeployError
 
 FILE = """
 model: m
@@ -106,6 +109,26 @@ def test_arm_that_vllm_would_run_without_the_plugin_is_refused(file: Path) -> No
     assert list(preflight.quick_problems(staging)) == [
         "arm 'a': VLLM_PLUGINS='other' leaves us out, so vLLM does not load us; add 'specplug' or unset it"
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"source": "./not-there"}, "source is './not-there', but there is no such folder or file here"),
+        ({"router": {"api_key_env": "NOT_SET"}}, "router.api_key_env is 'NOT_SET', but this environment variable"),
+        ({"router": {"unit_key_env": "EMPTY"}}, "router.unit_key_env is 'EMPTY', but this environment variable"),
+    ],
+)
+def test_what_this_machine_lacks_is_refused_before_ray_starts(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+) -> None:
+    monkeypatch.delenv("NOT_SET", raising=False)
+    monkeypatch.setenv("EMPTY", "")
+    with pytest.raises(DeployError, match=f"^{re.escape(said)}"):
+        preflight.require_here(read(Staging, {"model": "m", "arms": {"a": {}}, **changes}, "file"))
+    monkeypatch.setenv("NOT_SET", "x")
+    fine = {"source": "somebody/model", "router": {"api_key_env": "NOT_SET"}}
+    preflight.require_here(read(Staging, {"model": "m", "arms": {"a": {}}, **fine}, "file"))
 
 
 @pytest.mark.usefixtures("no_vllm")
