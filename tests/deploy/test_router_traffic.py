@@ -352,7 +352,8 @@ def test_arms_see_neither_the_key_nor_a_name_of_their_own_choice(service: Servic
 )
 def test_what_vllm_refuses_late_is_the_clients_fault(service: Service, changes: dict[str, Any], said: str) -> None:
     content = json.dumps(chat_body() | changes)  # httpx would not spell half a character
-    answer = httpx.post(f"{service.url}/v1/chat/completions", content=content, headers=AUTHORIZED, timeout=60)
+    headers = {**AUTHORIZED, "Content-Type": "application/json"}
+    answer = httpx.post(f"{service.url}/v1/chat/completions", content=content, headers=headers, timeout=60)
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
     assert post(service.url, chat_body("whole: \U0001f600", max_tokens=1)).status_code == 200
