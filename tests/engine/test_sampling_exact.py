@@ -34,7 +34,7 @@ from statistics_of_samples import (
 )
 
 from vllm_specplug import Capabilities, DraftBatch, Drafts, Proposer
-from vllm_specplug.bridge import patches
+from vllm_specplug.bridge import patches, versions
 from vllm_specplug.proposer import sample_rows
 
 NUM_TESTS = 17
@@ -225,14 +225,14 @@ def test_drafts_cut_by_their_value_leave_the_others_exact(engine_with: Speculati
 
 @dataclass
 class CountPlaceholders:
-    """`_rejection_random_sample`, and how many of its drafts were placeholders."""
+    """`versions.random_rejection`, and how many of its drafts were placeholders."""
 
     original: Callable[..., Any]
     num_placeholders: int = 0
 
-    def __call__(self, output: Any, cu_num_drafts: Any, draft_token_ids: torch.Tensor, *rest: Any) -> Any:
+    def __call__(self, output: Any, cu_num_drafts: Any, draft_token_ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
         self.num_placeholders += int((draft_token_ids < 0).sum())
-        return self.original(output, cu_num_drafts, draft_token_ids, *rest)
+        return self.original(output, cu_num_drafts, draft_token_ids, *rest, **more)
 
 
 @pytest.mark.parametrize("mended", [True, False], ids=["", "mutant"])
@@ -240,13 +240,12 @@ def test_one_token_prompts_that_join_decoding_requests_are_exact(
     engine_with: SpeculatingEngine, eight: str, monkeypatch: pytest.MonkeyPatch, mended: bool
 ) -> None:
     """vLLM pads them with drafts of -1, which its CPU kernel would accept at times."""
-    from vllm.v1.sample import rejection_sampler
-
     engine = engine_with(PROPOSERS["q_handed_over"])
-    reject = rejection_sampler._rejection_random_sample
+    owner, name = versions.random_rejection()
+    reject = getattr(owner, name)
     spy = CountPlaceholders(reject if mended else patches.original(reject))
     assert mended or spy.original is not reject, "this vLLM needs no mend: drop the mutant"
-    monkeypatch.setattr(rejection_sampler, "_rejection_random_sample", spy)
+    monkeypatch.setattr(owner, name, spy)
     # Where the kernel looks for the probability of -1 it finds that of the last token one position before: likely here.
     prompt = [6]
     samples = sample(engine, prompt, {"": many(Setting(), NUM_SAMPLES // 2, NUM_TOKENS)}, seed=8)
