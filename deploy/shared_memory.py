@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-_FOLDER = Path("/dev/shm")
+_FOLDER = "/dev/shm/"
 
 
 @contextlib.contextmanager
@@ -58,7 +58,9 @@ class Segments:
 
 
 def _mapped(process: psutil.Process) -> set[str]:
-    """Paths of the segments a process maps; none where it has gone, is another user's, or there is no such folder."""
-    with contextlib.suppress(psutil.Error, OSError):
-        return {part.path for part in process.memory_maps() if Path(part.path).parent == _FOLDER}
+    """Paths of the segments a process maps; none where it has gone, is another user's, or this is not Linux."""
+    # Not psutil's memory_maps, which has the kernel count every page.
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{process.pid}/maps").read_text(errors="replace").splitlines()
+        return {line[start:] for line in lines if (start := line.find(_FOLDER)) >= 0}
     return set()
