@@ -34,14 +34,11 @@ __all__ = [
 ]
 
 #: Releases the engine tests were run on, and the model runners that were driven in them.
-TESTED = {"0.31.0": ("v1", "v2"), "0.32.0": ("v1", "v2")}
+TESTED = {"0.29.0": ("v1",), "0.30.0": ("v1", "v2"), "0.31.0": ("v1", "v2"), "0.32.0": ("v1", "v2")}
 TESTED_VERSIONS = tuple(TESTED)
 
 #: Releases whose sources have all hook points, and on which the engine tests were not run yet.
-CHECKED_VERSIONS = ("0.29.0", "0.30.0", "0.33.0")
-
-#: Of these, the ones whose V2 runner we do not drive.
-_ONLY_V1 = ("0.29.0",)
+CHECKED_VERSIONS = ("0.33.0",)
 
 #: Releases whose V2 runner has another speculator for draft models, which we do not drive: V1 runs them.
 _DRAFT_MODELS_ON_V1 = ("0.30.0", "0.31.0")
@@ -58,7 +55,7 @@ def runners(version: str | None, runs_draft_model: bool = False) -> tuple[str, .
     Args:
         runs_draft_model: for a proposer that does.
     """
-    if version in _ONLY_V1 or (runs_draft_model and version in _DRAFT_MODELS_ON_V1):
+    if runs_draft_model and version in _DRAFT_MODELS_ON_V1:
         return ("v1",)
     return TESTED.get(version or "", ("v1", "v2"))
 
