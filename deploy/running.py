@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import socket
 import sys
@@ -121,8 +122,12 @@ def _free_address(http: Http) -> Http:
             probe.bind((http.host, http.port))
         except OSError as error:
             raise DeployError(
-                f"http: cannot listen on {http.host} port {http.port} ({error.strerror}); set another port, "
-                "or 0 for any free one"
+                f"http: cannot listen on {http.host} port {http.port} ({error.strerror}); "
+                + (
+                    "set http.host to an address of this machine"
+                    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+                    else "set another port, or 0 for any free one"
+                )
             ) from error
         return http.model_copy(update={"port": probe.getsockname()[1]})
 
