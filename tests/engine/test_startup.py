@@ -141,7 +141,9 @@ def test_pipeline_parallelism_is_refused(tiny: str) -> None:
 def test_untested_vllm_is_refused_by_name(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contract, "installed_version", lambda: "0.99.0")
     monkeypatch.delenv(contract.ANY_VERSION_VARIABLE, raising=False)
-    with pytest.raises(UnsupportedVersionError, match=r"vLLM 0\.99\.0 is not supported; tested: 0\.29\.0, .*0\.32\.0\. "):
+    with pytest.raises(
+        UnsupportedVersionError, match=r"vLLM 0\.99\.0 is not supported; tested: 0\.29\.0, .*0\.32\.0\. "
+    ):
         configure(tiny, LOOKUP)
 
 
