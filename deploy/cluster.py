@@ -115,7 +115,7 @@ def _started(options: dict[str, Any]) -> Iterator[Cluster]:
             raise DeployError(f"Ray listens on {host}, expected the loopback interface alone; start a cluster yourself")
         yield Cluster(context.address_info["gcs_address"], True, context.address_info["session_dir"] + "/logs")
     finally:
-        started = _descendants()
+        started = descendants()
         ray.shutdown()
         _end(started)
 
@@ -141,7 +141,8 @@ def _started_here() -> str | None:
     return address
 
 
-def _descendants() -> set[Any]:
+def descendants() -> set[Any]:
+    """All processes that this one started, and they in turn."""
     import psutil
 
     return set(psutil.Process().children(recursive=True))

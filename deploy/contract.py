@@ -51,6 +51,7 @@ ROUTER_NAMES = (
     HookPoint(f"{_LLM}.ingress.utils:_sanitize_chat_completion_request", ("request",), "makes a body picklable"),
     HookPoint(f"{_LLM}.configs.openai_api_models:TokenizeRequest", (), "the body of /tokenize"),
     HookPoint(f"{_LLM}.configs.openai_api_models:DetokenizeRequest", (), "the body of /detokenize"),
+    HookPoint("vllm.exceptions:VLLMValidationError", (), "says that a body is wrong"),
     HookPoint("ray.serve.exceptions:ReplicaUnavailableError", (), "says that an arm is gone"),
 )
 

@@ -59,10 +59,8 @@ def require_here(staging: Staging) -> None:
     source = staging.source or ""
     if source.startswith(("/", "./", "../", "~")) and not Path(source).expanduser().exists():
         raise DeployError(f"source is {source!r}, but there is no such folder or file here; correct the path")
-    for option in ("api_key_env", "unit_key_env"):
-        name = getattr(staging.router, option)
-        if name is not None and not os.environ.get(name):
-            raise DeployError(f"router.{option} is {name!r}, but this environment variable is not set; export it")
+    staging.router.secret("api_key_env")
+    staging.router.secret("unit_key_env")
 
 
 def _arm_problems(arm: Arm) -> Iterator[str]:

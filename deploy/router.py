@@ -13,7 +13,6 @@ import asyncio
 import contextvars
 import hashlib
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -65,8 +64,8 @@ class ArmRouter(OpenAiIngress):
         limits, arms = self._settings.limits, self._settings.arms
         if set(llm_deployments) != {self._settings.full_name(arm) for arm in arms}:
             raise DeployError(f"the router is set up for arms {', '.join(arms)}; found {', '.join(llm_deployments)}")
-        self._key = _secret(self._settings.api_key_env, "router.api_key_env")
-        unit_secret = _secret(self._settings.unit_key_env, "router.unit_key_env") or str(self._settings.seed)
+        self._key = self._settings.secret("api_key_env")
+        unit_secret = self._settings.secret("unit_key_env") or str(self._settings.seed)
         self._unit_key = hashlib.blake2b(unit_secret.encode()).digest()
         self._id = serve.get_replica_context().replica_id.unique_id
         self._meters = Meters(arms)
@@ -174,8 +173,7 @@ class ArmRouter(OpenAiIngress):
         }
 
     async def _generate(self, call: str, body: Any, request: Request) -> Response:
-        await refuse_half_characters(request)
-        inquiry = self._inquiry(call, body, request)
+        inquiry = await self._inquiry(call, body, request)
         record = self._dispatch.record(inquiry)
         try:
             arm, answer = await self._dispatch.answer(inquiry, record)
@@ -199,8 +197,7 @@ class ArmRouter(OpenAiIngress):
 
     async def _ask_any(self, call: str, body: Any, request: Request) -> Response:
         """Have some arm do what all do alike; nothing is kept of it."""
-        await refuse_half_characters(request)
-        inquiry = self._inquiry(call, body, request)
+        inquiry = await self._inquiry(call, body, request)
         arm = self._routing.choose(inquiry.target)
         timeout_s = self._settings.limits.first_byte_timeout_s
         answer = await arm.ask(call, inquiry.body_for(arm, inquiry.id), inquiry.raw_request, None, timeout_s)
@@ -213,7 +210,8 @@ class ArmRouter(OpenAiIngress):
             return None
         return ShadowTraffic(shadow, self._arms[shadow.arm], self._settings.seed, limits, self._meters)
 
-    def _inquiry(self, call: str, body: Any, request: Request) -> Inquiry:
+    async def _inquiry(self, call: str, body: Any, request: Request) -> Inquiry:
+        await refuse_half_characters(request)
         return read_inquiry(call, body, request, self._settings, self._routing, self._unit_key)
 
     def _served_by(self, arm: str) -> dict[str, str]:
@@ -223,17 +221,3 @@ class ArmRouter(OpenAiIngress):
         """The entry of a model in the list of them; the one that clients ask for has its first arm's."""
         card = self._cards.get(name) or self._cards[self._settings.full_name(self._settings.arms[0])]
         return {**card.model_dump(), "id": name}
-
-
-def _secret(variable: str | None, option: str) -> str | None:
-    """What an environment variable holds.
-
-    Raises:
-        DeployError: it holds nothing.
-    """
-    if variable is None:
-        return None
-    value = os.environ.get(variable)
-    if not value:
-        raise DeployError(f"{option} is {variable!r}, but this environment variable of the router is not set")
-    return value

@@ -6,12 +6,14 @@ while the router runs, so they are the deployment's `user_config`.
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+import os
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from deploy.settings import Settings
 from deploy.values import check_folder
+from vllm_specplug.errors import DeployError
 
 
 class Shadow(Settings):
@@ -91,6 +93,22 @@ class RouterOptions(Settings):
         if value is not None and not (value.isascii() and value.isidentifier()):
             # Not quoted: it may be the key itself.
             raise ValueError("not the name of an environment variable; expected letters, digits and _, not the secret")
+        return value
+
+    def secret(self, option: Literal["api_key_env", "unit_key_env"]) -> str | None:
+        """What the environment variable holds that an option names; None: it names none.
+
+        Raises:
+            DeployError: it holds nothing.
+        """
+        variable: str | None = getattr(self, option)
+        if variable is None:
+            return None
+        value = os.environ.get(variable)
+        if not value:
+            raise DeployError(
+                f"router.{option} is {variable!r}, but this environment variable of the router is not set; export it"
+            )
         return value
 
     @model_validator(mode="after")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from deploy.cluster import descendants
+
 _FOLDER = "/dev/shm/"
 
 
@@ -44,7 +46,7 @@ class Segments:
 
     def note(self) -> None:
         """Note what is in use now."""
-        for process in psutil.Process().children(recursive=True):
+        for process in descendants():
             self._noted |= _mapped(process)
 
     def remove(self) -> None:

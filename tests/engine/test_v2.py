@@ -16,7 +16,14 @@ from xml.etree import ElementTree
 import pytest
 from runners import VARIABLE
 
-pytestmark = pytest.mark.v1_only  # the process that starts the other one
+from vllm_specplug.bridge import contract
+
+pytestmark = [
+    pytest.mark.v1_only,  # the process that starts the other one
+    pytest.mark.skipif(
+        "v2" not in contract.runners(contract.installed_version()), reason="V2 of this vLLM is not driven"
+    ),
+]
 
 FOLDER = Path(__file__).parent
 #: Files with bodies marked `v2`.
